@@ -1,0 +1,397 @@
+"""What operators write: one pydantic model per file of the policy folder.
+
+Keys carry their units (``ttft_ms``); properties hand the core seconds and tokens. Unknown keys are errors. Each field's
+description is its documentation: ``policies/README.md`` is checked against it.
+"""
+
+from functools import cached_property
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from extproc.model import Profile, Task
+
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
+Percent = Annotated[float, Field(ge=0, le=100)]
+Ms = Annotated[float, Field(gt=0, le=86_400_000)]
+
+
+class Section(BaseModel):
+    """A part of a policy: frozen, and a typo in it is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+# --- gateway.yaml -----------------------------------------------------------------------------------------------------
+
+
+class Jwt(Section):
+    """Where Envoy's JWT filter leaves a verified claim."""
+
+    namespace: str = Field("envoy.filters.http.jwt_authn", description="Metadata namespace the JWT filter writes to.")
+    path: tuple[str, ...] = Field(
+        ("payload", "tenant"), min_length=1, description="Keys from the namespace down to the tenant's name."
+    )
+
+
+class Trust(Section):
+    """Which sources may name the tenant; the first that answers wins, every other one is ignored."""
+
+    jwt: Jwt | None = Field(None, description="Take the tenant from a claim that Envoy has verified.")
+    tenant_header: str | None = Field(
+        None, description="Take the tenant from this request header. Only behind something that sets it itself."
+    )
+    api_keys: bool = Field(
+        True, description="Take the tenant from the API key (`authorization: Bearer` or `x-api-key`) by its SHA-256."
+    )
+
+
+class Gateway(Section):
+    """``gateway.yaml``: what this gateway does with requests before and after the decision."""
+
+    steer_percent: Percent = Field(
+        100.0, description="Share of requests that are really steered; the rest is decided, logged and counted only."
+    )
+    other_paths: Literal["pass", "refuse"] = Field(
+        "pass", description="Requests that are no inference call (GET, OPTIONS, unknown paths): let through or 404."
+    )
+    max_body_bytes: int = Field(
+        16_777_216, ge=1024, le=1_073_741_824, description="Largest body that is read; a larger one gets 413."
+    )
+    max_prompt_tokens: int = Field(
+        10_000_000, ge=1, description="Largest estimated prompt; a larger one is refused as a bad request."
+    )
+    debug: bool = Field(False, description="Answer `tokenfleet-debug` with the verdict's terms in `x-tokenfleet-why`.")
+    alter_body: Literal["never", "priority"] = Field(
+        "never", description="`priority` writes the class's engine priority into the body; `never` leaves it alone."
+    )
+    trust: Trust = Field(Trust(), description="Which sources may name the tenant.")
+
+
+# --- fleet.yaml -------------------------------------------------------------------------------------------------------
+
+
+class ModelSpec(Section):
+    """One model that clients may name."""
+
+    aliases: tuple[str, ...] = Field((), description="Other names that clients use for it.")
+    bytes_per_token: float = Field(
+        4.0, gt=0.5, le=16, description="Prompt bytes per token, to estimate length before the engine tells it."
+    )
+    image_tokens: int = Field(800, ge=0, le=1_000_000, description="Prompt tokens that one image counts.")
+    audio_tokens: int = Field(500, ge=0, le=1_000_000, description="Prompt tokens that one audio part counts.")
+    expected_output_tokens: int = Field(
+        256, ge=1, le=1_000_000, description="Answer length assumed where the caller sets no budget."
+    )
+
+
+class StaticInstance(Section):
+    """One instance, written down."""
+
+    name: Name = Field(description="Unique name in logs and metrics.")
+    address: str = Field(
+        pattern=r"^(\[[0-9A-Fa-f:]+\]|[0-9]{1,3}(\.[0-9]{1,3}){3}):[0-9]{1,5}$",
+        description="`ip:port`, IPv6 in brackets.",
+    )
+    models: tuple[Name, ...] = Field((), description="Models it serves; empty takes the group's.")
+    profile: Name | None = Field(None, description="Engine profile; none takes the group's.")
+    draining: bool = Field(False, description="True: finish what runs, take nothing new.")
+
+
+class Instances(Section):
+    """Where a group of alike instances is found; exactly one of `static`, `dns`, `file`."""
+
+    models: tuple[Name, ...] = Field(min_length=1, description="Models that these instances serve.")
+    profile: Name = Field("default", description="Engine profile: a file of `profiles/` by name.")
+    dialect: Literal["auto", "vllm", "sglang", "llamacpp"] = Field(
+        "auto", description="Metric names to expect; `auto` recognises them."
+    )
+    static: tuple[StaticInstance, ...] | None = Field(None, description="A list written here.")
+    dns: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._-]+:[0-9]{1,5}$",
+        description="`name:port`; every A and AAAA record is an instance.",
+    )
+    file: str | None = Field(
+        None, description="A watched YAML file holding a list like `static`; relative to the policy folder."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [name for name in ("static", "dns", "file") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of static, dns, file; found {', '.join(given) or 'none'}")
+        return self
+
+
+class SiteSpec(Section):
+    """One data centre."""
+
+    name: Name = Field(description="Unique name.")
+    cluster: Name | None = Field(None, description="Envoy cluster; none takes `site-NAME`.")
+    jurisdictions: frozenset[str] = Field(frozenset(), description="Where data sent here lies, e.g. `eu`, `de`.")
+    rtt_ms: float = Field(0.0, ge=0, le=10_000, description="Round trip from this gateway.")
+    draining: bool = Field(False, description="True: no new request goes there.")
+    instances: tuple[Instances, ...] = Field(min_length=1, description="Groups of instances.")
+
+    @property
+    def envoy_cluster(self) -> str:
+        """Name of the site's Envoy cluster."""
+        return self.cluster or f"site-{self.name}"
+
+
+class Telemetry(Section):
+    """How instances are watched."""
+
+    scrape_ms: Ms = Field(250.0, description="Time between two scrapes of one instance.")
+    timeout_ms: Ms = Field(2000.0, description="Longest scrape; a busy vLLM takes 0.3 s.")
+    lost_after_ms: Ms = Field(
+        3000.0, description="A reading older than this makes its instance lost; when all are, the fleet is blind."
+    )
+    expire_ms: Ms = Field(60_000.0, description="Life of a reading in the store.")
+    refresh_ms: Ms = Field(100.0, description="Time between two looks of a server at the store.")
+
+
+class FleetPolicy(Section):
+    """``fleet.yaml``: models, sites, instances."""
+
+    home: Name = Field(description="Site of this gateway.")
+    models: dict[str, ModelSpec] = Field(min_length=1, description="Models that clients may name.")
+    sites: tuple[SiteSpec, ...] = Field(min_length=1, description="Data centres.")
+    telemetry: Telemetry = Field(Telemetry(), description="How instances are watched.")
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> Self:
+        sites = [site.name for site in self.sites]
+        if len(set(sites)) != len(sites):
+            raise ValueError(f"site named twice: {', '.join(sorted({s for s in sites if sites.count(s) > 1}))}")
+        if self.home not in sites:
+            raise ValueError(f"home {self.home!r} is none of the sites {', '.join(sites)}")
+        for site in self.sites:
+            for group in site.instances:
+                named = {*group.models, *(m for one in group.static or () for m in one.models)}
+                if unknown := named - self.models.keys():
+                    raise ValueError(f"site {site.name!r} serves {', '.join(sorted(unknown))}, not listed in models")
+        listed = [one for site in self.sites for group in site.instances for one in group.static or ()]
+        for what in ("name", "address"):
+            seen = [getattr(one, what) for one in listed]
+            if twice := {value for value in seen if seen.count(value) > 1}:
+                raise ValueError(f"instance {what} listed twice: {', '.join(sorted(twice))}")
+        names = [*self.models, *(alias for spec in self.models.values() for alias in spec.aliases)]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"model or alias listed twice: {', '.join(sorted(twice))}")
+        return self
+
+    @cached_property
+    def canonical(self) -> dict[str, str]:
+        """Every name a client may use → the model's own name."""
+        return {name: own for own, spec in self.models.items() for name in (own, *spec.aliases)}
+
+
+# --- tenants.yaml -----------------------------------------------------------------------------------------------------
+
+
+class Tenant(Section):
+    """What one tenant may do."""
+
+    tier: Name = Field("standard", description="Service level; classes and fairness look at it.")
+    api_key_sha256: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(
+        (), description="SHA-256 (hex) of each API key; keys themselves are never written down."
+    )
+    jurisdictions: frozenset[str] | None = Field(None, description="Data may lie only in these; none means anywhere.")
+    sites: frozenset[str] | None = Field(None, description="Only these sites; none means all.")
+    denied_sites: frozenset[str] = Field(frozenset(), description="Never these sites.")
+    models: frozenset[str] | None = Field(None, description="Only these models; none means all.")
+
+
+class Tenants(Section):
+    """``tenants.yaml``: who may do what."""
+
+    unknown: Literal["default", "refuse"] = Field(
+        "default", description="A request without a known tenant: treat it as `default`, or refuse it with 401."
+    )
+    default: Tenant = Field(Tenant(), description="Rules for requests without a known tenant.")
+    tenants: dict[Name, Tenant] = Field({}, description="Rules by tenant.")
+
+    @model_validator(mode="after")
+    def _keys_are_unique(self) -> Self:
+        keys = [key for tenant in self.tenants.values() for key in tenant.api_key_sha256]
+        if len(set(keys)) != len(keys):
+            raise ValueError("one API key names two tenants")
+        return self
+
+    def of(self, name: str) -> Tenant:
+        """Return the rules of *name*, or the default ones."""
+        return self.tenants.get(name, self.default)
+
+    @cached_property
+    def by_key(self) -> dict[str, str]:
+        """SHA-256 of an API key → tenant."""
+        return {key: name for name, tenant in self.tenants.items() for key in tenant.api_key_sha256}
+
+
+# --- slomax.yaml ------------------------------------------------------------------------------------------------------
+
+
+class When(Section):
+    """A rule's conditions; all that are given must hold."""
+
+    tasks: frozenset[Task] | None = Field(None, description="Only these tasks.")
+    tiers: frozenset[str] | None = Field(None, description="Only tenants of these tiers.")
+    models: frozenset[str] | None = Field(None, description="Only these models.")
+    min_prompt_tokens: int | None = Field(None, ge=0, description="Prompt at least this long.")
+    max_prompt_tokens: int | None = Field(None, ge=0, description="Prompt at most this long.")
+    min_output_budget: int | None = Field(None, ge=0, description="Output budget at least this large.")
+    max_output_budget: int | None = Field(None, ge=0, description="Output budget set and at most this large.")
+    stream: bool | None = Field(None, description="Only streaming (true) or only whole (false) answers.")
+
+
+class ClassSpec(Section):
+    """One service class."""
+
+    name: Name = Field(description="Unique name; a caller may ask for a lower one by `tokenfleet-class`.")
+    when: When = Field(When(), description="Which requests; the first class whose conditions hold wins.")
+    priority: int = Field(0, ge=-100, le=100, description="Higher runs first.")
+    ttft_ms: Ms | None = Field(None, description="Target: time to first token.")
+    tpot_ms: Ms | None = Field(None, description="Target: mean time per output token.")
+    longest_wait_ms: Ms = Field(30_000.0, description="Held at most this long, then refused with 429.")
+    max_waiting: int = Field(10_000, ge=0, description="Held at most so many; one more is refused with 429.")
+    engine_priority: int = Field(
+        0, description="Priority for the engine (vLLM: lower runs first); written only if the gateway may alter bodies."
+    )
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Target in seconds."""
+        return None if self.ttft_ms is None else self.ttft_ms / 1000
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Target in seconds."""
+        return None if self.tpot_ms is None else self.tpot_ms / 1000
+
+
+class SloMaxPolicy(Section):
+    """``slomax.yaml``: classes and admission."""
+
+    classes: tuple[ClassSpec, ...] = Field(min_length=1, description="In the order in which rules are tried.")
+    max_in_flight: int = Field(
+        256, ge=1, le=100_000, description="Requests in flight on one instance before new ones are held at the gateway."
+    )
+    look_ahead: int = Field(
+        32, ge=1, le=1024, description="Waiting requests of each class and model that are looked at on a change."
+    )
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> Self:
+        names = [one.name for one in self.classes]
+        if len(set(names)) != len(names):
+            raise ValueError("class named twice")
+        if self.classes[-1].when != When():
+            raise ValueError(f"the last class ({names[-1]}) must have no conditions, so that every request has a class")
+        return self
+
+    @cached_property
+    def by_name(self) -> dict[str, ClassSpec]:
+        """Class by name."""
+        return {one.name: one for one in self.classes}
+
+
+# --- fleetmind.yaml ---------------------------------------------------------------------------------------------------
+
+
+class FleetMindPolicy(Section):
+    """``fleetmind.yaml``: when a request may leave home."""
+
+    margin_ms: float = Field(
+        50.0, ge=0, le=600_000, description="Another site must be better by this much; raising it keeps traffic home."
+    )
+    network_weight: float = Field(
+        1.0, ge=0, le=1000, description="Price of a second of network; raising it keeps traffic near."
+    )
+
+
+# --- tokenpilot.yaml --------------------------------------------------------------------------------------------------
+
+
+class Weights(Section):
+    """Price of each predicted second."""
+
+    queue: float = Field(1.0, ge=0, le=1000, description="Waiting behind others; raising it spreads load.")
+    prefill: float = Field(1.0, ge=0, le=1000, description="Uncached prefill; raising it follows cached prefixes.")
+    decode: float = Field(
+        1.0, ge=0, le=1000, description="Output tokens at the instance's pace; raising it avoids crowded instances."
+    )
+
+
+class TokenPilotPolicy(Section):
+    """``tokenpilot.yaml``: how instances are compared."""
+
+    weights: Weights = Field(Weights(), description="Price of each predicted second.")
+    block_tokens: int = Field(
+        64, ge=8, le=1024, description="Tokens of one prefix block; smaller finds shorter matches and costs memory."
+    )
+    index_ttl_s: float = Field(
+        600.0, gt=0, le=86_400, description="A prefix not used for this long is no longer believed cached."
+    )
+    hosts: int = Field(3, ge=1, le=16, description="Hosts handed to Envoy, best first; two or more allow a retry.")
+    near_equal: float = Field(
+        0.02, ge=0, le=1, description="Instances within this share of the best are picked among at random."
+    )
+    fail_after: int = Field(2, ge=1, le=100, description="Failures in a row that rest an instance.")
+    rest_ms: Ms = Field(5000.0, description="Rest of a failing instance before it is tried again.")
+
+
+# --- profiles/*.yaml --------------------------------------------------------------------------------------------------
+
+
+class ProfileSpec(Section):
+    """``profiles/NAME.yaml``: measured timing of one hardware, model and engine."""
+
+    source: str = Field(description="Where the numbers come from.")
+    a_ms: float = Field(ge=0, description="Fixed time of one engine step.")
+    c_ms: float = Field(ge=0, description="Added per running request.")
+    d_ms: float = Field(ge=0, description="Added per 1,000 KV tokens of the running requests.")
+    e_ms: float = Field(gt=0, description="Added per 1,000 prompt tokens computed in the step.")
+    quad_ms: float = Field(0.0, ge=0, description="Attention over long prompts: ms per 10⁶ token pairs.")
+    kv_tokens: int = Field(500_000, ge=1024, description="Tokens that the KV cache holds.")
+    block_tokens: int = Field(16, ge=1, le=1024, description="Tokens of one engine KV block.")
+    batch_tokens: int = Field(8192, ge=64, description="Token budget of one engine step.")
+    max_running: int = Field(256, ge=1, description="Requests that run at once.")
+
+    def profile(self, name: str) -> Profile:
+        """Return the noun the core works with."""
+        return Profile(name=name, **self.model_dump(exclude={"source"}))
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+class Policy(Section):
+    """The whole folder, checked as one; never half loaded."""
+
+    gateway: Gateway
+    fleet: FleetPolicy
+    tenants: Tenants
+    slomax: SloMaxPolicy
+    fleetmind: FleetMindPolicy
+    tokenpilot: TokenPilotPolicy
+    profiles: dict[str, ProfileSpec]
+
+    @model_validator(mode="after")
+    def _references_hold(self) -> Self:
+        for site in self.fleet.sites:
+            for group in site.instances:
+                for name in {group.profile, *(one.profile for one in group.static or () if one.profile)}:
+                    if name not in self.profiles:
+                        raise ValueError(
+                            f"fleet.yaml: site {site.name!r} uses profile {name!r}; "
+                            f"profiles/ has {', '.join(sorted(self.profiles))}"
+                        )
+        sites = {site.name for site in self.fleet.sites}
+        for name, tenant in {"default": self.tenants.default, **self.tenants.tenants}.items():
+            if unknown := ((tenant.sites or frozenset()) | tenant.denied_sites) - sites:
+                raise ValueError(f"tenants.yaml: tenant {name!r} names unknown site {', '.join(sorted(unknown))}")
+            if unknown := (tenant.models or frozenset()) - self.fleet.canonical.keys():
+                raise ValueError(f"tenants.yaml: tenant {name!r} names unknown model {', '.join(sorted(unknown))}")
+        return self
