@@ -2,12 +2,12 @@
 
 ::
 
-    client ─▶ Envoy ══ext_proc══▶ adapters/server ─▶ session ─▶ adapters/waiting_room ─▶ dispatcher ─┬▶ slomax      WHEN
-                │ ▲                                   (state table)                        │  ▲  ▲    ├▶ fleetmind   WHERE
-                │ └── routing headers + metadata ◀────────────────────────────────────────┘  │  │    └▶ tokenpilot  WHICH
-                ├─▶ the chosen instance, in the chosen site's cluster                         │  │
-                └─▶ access log (TTFT, tokens, ending) ─▶ adapters/access_log ─────────────────┘  │
-    engines' /metrics ─▶ adapters/telemetry ─▶ Redis ─▶ fleet snapshot ──────────────────────────┘
+  client ─▶ Envoy ══ext_proc══▶ adapters/server ─▶ session ─▶ adapters/waiting_room ─▶ dispatcher ─┬▶ slomax      WHEN
+              │ ▲                                   (state table)                        │  ▲  ▲    ├▶ fleetmind   WHERE
+              │ └── routing headers + metadata ◀────────────────────────────────────────┘  │  │    └▶ tokenpilot  WHICH
+              ├─▶ the chosen instance, in the chosen site's cluster                         │  │
+              └─▶ access log (TTFT, tokens, ending) ─▶ adapters/access_log ─────────────────┘  │
+  engines' /metrics ─▶ adapters/telemetry ─▶ Redis ─▶ fleet snapshot ──────────────────────────┘
 
 Everything left of the adapters is synchronous Python without I/O: it takes events and ``now`` and returns decisions.
 

@@ -1,17 +1,30 @@
 """What operators write: one pydantic model per file of the policy folder.
 
 Keys carry their units (``ttft_ms``); properties hand the core seconds and tokens. Unknown keys are errors. Each field's
-description is its documentation: ``policies/README.md`` is checked against it.
+description is its documentation: ``policies/README.md`` is checked against it. Rules between keys report every
+:class:`Fault` they find, not the first.
 """
 
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from ipaddress import ip_address
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from extproc.model import Profile, Task
 
-Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
+LABEL = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+JURISDICTION = r"^[a-z0-9][a-z0-9-]*$"
+HEADER = r"^[a-z0-9!#$%&'*+.^_`|~-]+$"
+SHA256 = r"^[0-9a-f]{64}$"
+DNS = r"^[A-Za-z0-9._-]+:[0-9]{1,5}$"
+
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=NAME)]
+Label = Annotated[str, Field(min_length=1, max_length=100, pattern=LABEL)]
+"""A name that also names a file or an Envoy cluster: no slash, no colon."""
+Jurisdiction = Annotated[str, Field(pattern=JURISDICTION)]
 Percent = Annotated[float, Field(ge=0, le=100)]
 Ms = Annotated[float, Field(gt=0, le=86_400_000)]
 
@@ -20,6 +33,67 @@ class Section(BaseModel):
     """A part of a policy: frozen, and a typo in it is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Fault(NamedTuple):
+    """One broken rule between keys: where, from the section that holds the rule, and what, as a sentence."""
+
+    path: tuple[str | int, ...]
+    sentence: str
+
+
+class Faults(ValueError):  # noqa: N818 - the vocabulary's word for several of them
+    """Every broken rule that one section found."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("; ".join(fault.sentence for fault in self.faults))
+
+
+def _hold(faults: Iterable[Fault]) -> None:
+    if found := tuple(faults):
+        raise Faults(found)
+
+
+def _again(places: Iterable[tuple[str, tuple[str | int, ...]]], sentence: str) -> Iterator[Fault]:
+    """Yield a fault at every place whose value stood at an earlier one; *sentence* has a ``{}`` for the value."""
+    seen: set[str] = set()
+    for value, path in places:
+        if value in seen:
+            yield Fault(path, sentence.format(value))
+        seen.add(value)
+
+
+def _listed(values: Iterable[str]) -> str:
+    return ", ".join(sorted(values)) or "none"
+
+
+def _address(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    try:
+        version = ip_address(host[1:-1] if bracketed else host).version
+    except ValueError:
+        version = 0
+    if version != (6 if bracketed else 4):
+        raise ValueError("must be `ip:port`, an IPv6 address in brackets; for a host name use `dns`")
+    return _with_port(value, port)
+
+
+def _dns(value: str) -> str:
+    return _with_port(value, value.rpartition(":")[2])
+
+
+def _with_port(value: str, port: str) -> str:
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65_535):
+        raise ValueError("the port must be a number from 1 to 65535")
+    return value
+
+
+def _not_ours(value: str) -> str:
+    if value.startswith(("x-tokenfleet-", "x-gateway-destination-")):
+        raise ValueError("Envoy removes headers of this prefix before they are read; choose another name")
+    return value
 
 
 # --- gateway.yaml -----------------------------------------------------------------------------------------------------
@@ -38,9 +112,9 @@ class Trust(Section):
     """Which sources may name the tenant; the first that answers wins, every other one is ignored."""
 
     jwt: Jwt | None = Field(None, description="Take the tenant from a claim that Envoy has verified.")
-    tenant_header: str | None = Field(
-        None, description="Take the tenant from this request header. Only behind something that sets it itself."
-    )
+    tenant_header: (
+        Annotated[str, StringConstraints(to_lower=True, pattern=HEADER), AfterValidator(_not_ours)] | None
+    ) = Field(None, description="Take the tenant from this request header. Only behind something that sets it itself.")
     api_keys: bool = Field(
         True, description="Take the tenant from the API key (`authorization: Bearer` or `x-api-key`) by its SHA-256."
     )
@@ -74,7 +148,7 @@ class Gateway(Section):
 class ModelSpec(Section):
     """One model that clients may name."""
 
-    aliases: tuple[str, ...] = Field((), description="Other names that clients use for it.")
+    aliases: tuple[Name, ...] = Field((), description="Other names that clients use for it.")
     bytes_per_token: float = Field(
         4.0, gt=0.5, le=16, description="Prompt bytes per token, to estimate length before the engine tells it."
     )
@@ -89,12 +163,9 @@ class StaticInstance(Section):
     """One instance, written down."""
 
     name: Name = Field(description="Unique name in logs and metrics.")
-    address: str = Field(
-        pattern=r"^(\[[0-9A-Fa-f:]+\]|[0-9]{1,3}(\.[0-9]{1,3}){3}):[0-9]{1,5}$",
-        description="`ip:port`, IPv6 in brackets.",
-    )
+    address: Annotated[str, AfterValidator(_address)] = Field(description="`ip:port`, IPv6 in brackets.")
     models: tuple[Name, ...] = Field((), description="Models it serves; empty takes the group's.")
-    profile: Name | None = Field(None, description="Engine profile; none takes the group's.")
+    profile: Label | None = Field(None, description="Engine profile; none takes the group's.")
     draining: bool = Field(False, description="True: finish what runs, take nothing new.")
 
 
@@ -102,15 +173,13 @@ class Instances(Section):
     """Where a group of alike instances is found; exactly one of `static`, `dns`, `file`."""
 
     models: tuple[Name, ...] = Field(min_length=1, description="Models that these instances serve.")
-    profile: Name = Field("default", description="Engine profile: a file of `profiles/` by name.")
+    profile: Label = Field("default", description="Engine profile: a file of `profiles/` by name.")
     dialect: Literal["auto", "vllm", "sglang", "llamacpp"] = Field(
         "auto", description="Metric names to expect; `auto` recognises them."
     )
     static: tuple[StaticInstance, ...] | None = Field(None, description="A list written here.")
-    dns: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9._-]+:[0-9]{1,5}$",
-        description="`name:port`; every A and AAAA record is an instance.",
+    dns: Annotated[str, Field(pattern=DNS), AfterValidator(_dns)] | None = Field(
+        None, description="`name:port`; every A and AAAA record is an instance."
     )
     file: str | None = Field(
         None, description="A watched YAML file holding a list like `static`; relative to the policy folder."
@@ -123,13 +192,23 @@ class Instances(Section):
             raise ValueError(f"give exactly one of static, dns, file; found {', '.join(given) or 'none'}")
         return self
 
+    @property
+    def profiles(self) -> Iterator[tuple[str, tuple[str | int, ...]]]:
+        """Each profile named here, and where in this group."""
+        yield self.profile, ("profile",)
+        for i, one in enumerate(self.static or ()):
+            if one.profile is not None:
+                yield one.profile, ("static", i, "profile")
+
 
 class SiteSpec(Section):
     """One data centre."""
 
-    name: Name = Field(description="Unique name.")
-    cluster: Name | None = Field(None, description="Envoy cluster; none takes `site-NAME`.")
-    jurisdictions: frozenset[str] = Field(frozenset(), description="Where data sent here lies, e.g. `eu`, `de`.")
+    name: Label = Field(description="Unique name.")
+    cluster: Label | None = Field(None, description="Envoy cluster; none takes `site-NAME`.")
+    jurisdictions: frozenset[Jurisdiction] = Field(
+        frozenset(), description="Where data sent here lies, e.g. `eu`, `de`."
+    )
     rtt_ms: float = Field(0.0, ge=0, le=10_000, description="Round trip from this gateway.")
     draining: bool = Field(False, description="True: no new request goes there.")
     instances: tuple[Instances, ...] = Field(min_length=1, description="Groups of instances.")
@@ -156,31 +235,47 @@ class FleetPolicy(Section):
     """``fleet.yaml``: models, sites, instances."""
 
     home: Name = Field(description="Site of this gateway.")
-    models: dict[str, ModelSpec] = Field(min_length=1, description="Models that clients may name.")
+    models: dict[Name, ModelSpec] = Field(min_length=1, description="Models that clients may name.")
     sites: tuple[SiteSpec, ...] = Field(min_length=1, description="Data centres.")
     telemetry: Telemetry = Field(Telemetry(), description="How instances are watched.")
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:
-        sites = [site.name for site in self.sites]
-        if len(set(sites)) != len(sites):
-            raise ValueError(f"site named twice: {', '.join(sorted({s for s in sites if sites.count(s) > 1}))}")
-        if self.home not in sites:
-            raise ValueError(f"home {self.home!r} is none of the sites {', '.join(sites)}")
-        for site in self.sites:
-            for group in site.instances:
-                named = {*group.models, *(m for one in group.static or () for m in one.models)}
-                if unknown := named - self.models.keys():
-                    raise ValueError(f"site {site.name!r} serves {', '.join(sorted(unknown))}, not listed in models")
-        listed = [one for site in self.sites for group in site.instances for one in group.static or ()]
-        for what in ("name", "address"):
-            seen = [getattr(one, what) for one in listed]
-            if twice := {value for value in seen if seen.count(value) > 1}:
-                raise ValueError(f"instance {what} listed twice: {', '.join(sorted(twice))}")
-        names = [*self.models, *(alias for spec in self.models.values() for alias in spec.aliases)]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"model or alias listed twice: {', '.join(sorted(twice))}")
+        _hold([*self._site_faults(), *self._model_faults(), *self._instance_faults()])
         return self
+
+    def _site_faults(self) -> Iterator[Fault]:
+        sites = list(enumerate(self.sites))
+        yield from _again(((site.name, ("sites", i, "name")) for i, site in sites), "site {} is named twice")
+        clusters = ((site.envoy_cluster, ("sites", i, "cluster" if site.cluster else "name")) for i, site in sites)
+        yield from _again(clusters, "two sites use the Envoy cluster {}")
+        if self.home not in (names := [site.name for site in self.sites]):
+            yield Fault(("home",), f"home {self.home} is none of the sites: {_listed(names)}")
+
+    def _model_faults(self) -> Iterator[Fault]:
+        spelled: list[tuple[str, tuple[str | int, ...]]] = [(own, ("models", own)) for own in self.models]
+        for own, spec in self.models.items():
+            spelled += [(alias, ("models", own, "aliases", i)) for i, alias in enumerate(spec.aliases)]
+        yield from _again(spelled, "{} already names a model; a name or alias may stand once")
+        for at, group in self.groups:
+            served = [(model, (*at, "models", i)) for i, model in enumerate(group.models)]
+            for i, one in enumerate(group.static or ()):
+                served += [(model, (*at, "static", i, "models", j)) for j, model in enumerate(one.models)]
+            for model, path in served:
+                if model not in self.models:
+                    yield Fault(path, f"model {model} is not listed in models: {_listed(self.models)}")
+
+    def _instance_faults(self) -> Iterator[Fault]:
+        listed = [((*at, "static", i), one) for at, group in self.groups for i, one in enumerate(group.static or ())]
+        yield from _again(((one.name, (*at, "name")) for at, one in listed), "instance name {} is listed twice")
+        yield from _again(((one.address, (*at, "address")) for at, one in listed), "address {} is listed twice")
+
+    @property
+    def groups(self) -> Iterator[tuple[tuple[str | int, ...], Instances]]:
+        """Each group of instances, and where it stands in this file."""
+        for i, site in enumerate(self.sites):
+            for j, group in enumerate(site.instances):
+                yield ("sites", i, "instances", j), group
 
     @cached_property
     def canonical(self) -> dict[str, str]:
@@ -195,10 +290,12 @@ class Tenant(Section):
     """What one tenant may do."""
 
     tier: Name = Field("standard", description="Service level; classes and fairness look at it.")
-    api_key_sha256: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(
+    api_key_sha256: tuple[Annotated[str, Field(pattern=SHA256)], ...] = Field(
         (), description="SHA-256 (hex) of each API key; keys themselves are never written down."
     )
-    jurisdictions: frozenset[str] | None = Field(None, description="Data may lie only in these; none means anywhere.")
+    jurisdictions: frozenset[Jurisdiction] | None = Field(
+        None, description="Data may lie only in these; none means anywhere."
+    )
     sites: frozenset[str] | None = Field(None, description="Only these sites; none means all.")
     denied_sites: frozenset[str] = Field(frozenset(), description="Never these sites.")
     models: frozenset[str] | None = Field(None, description="Only these models; none means all.")
@@ -215,10 +312,21 @@ class Tenants(Section):
 
     @model_validator(mode="after")
     def _keys_are_unique(self) -> Self:
-        keys = [key for tenant in self.tenants.values() for key in tenant.api_key_sha256]
-        if len(set(keys)) != len(keys):
-            raise ValueError("one API key names two tenants")
+        held = (
+            (key, ("tenants", name, "api_key_sha256"))
+            for name, tenant in self.tenants.items()
+            for key in sorted(set(tenant.api_key_sha256))
+        )
+        # The sentence has no place for the hash: messages are read by more people than the file.
+        _hold(_again(held, "an API key of this tenant is another tenant's too"))
         return self
+
+    @property
+    def places(self) -> Iterator[tuple[tuple[str, ...], Tenant]]:
+        """Each set of rules, and where it stands in this file."""
+        yield ("default",), self.default
+        for name, tenant in self.tenants.items():
+            yield ("tenants", name), tenant
 
     def of(self, name: str) -> Tenant:
         """Return the rules of *name*, or the default ones."""
@@ -274,7 +382,11 @@ class ClassSpec(Section):
 class SloMaxPolicy(Section):
     """``slomax.yaml``: classes and admission."""
 
-    classes: tuple[ClassSpec, ...] = Field(min_length=1, description="In the order in which rules are tried.")
+    classes: tuple[ClassSpec, ...] = Field(
+        (ClassSpec(name="standard", ttft_ms=2000, tpot_ms=100),),
+        min_length=1,
+        description="In the order in which rules are tried; the last one takes everything left.",
+    )
     max_in_flight: int = Field(
         256, ge=1, le=100_000, description="Requests in flight on one instance before new ones are held at the gateway."
     )
@@ -284,12 +396,14 @@ class SloMaxPolicy(Section):
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:
-        names = [one.name for one in self.classes]
-        if len(set(names)) != len(names):
-            raise ValueError("class named twice")
-        if self.classes[-1].when != When():
-            raise ValueError(f"the last class ({names[-1]}) must have no conditions, so that every request has a class")
+        named = ((one.name, ("classes", i, "name")) for i, one in enumerate(self.classes))
+        _hold([*_again(named, "class {} is named twice"), *self._open_end()])
         return self
+
+    def _open_end(self) -> Iterator[Fault]:
+        if self.classes[-1].when != When():
+            path = ("classes", len(self.classes) - 1, "when")
+            yield Fault(path, "the last class must have no conditions, so that every request has a class")
 
     @cached_property
     def by_name(self) -> dict[str, ClassSpec]:
@@ -376,22 +490,37 @@ class Policy(Section):
     slomax: SloMaxPolicy
     fleetmind: FleetMindPolicy
     tokenpilot: TokenPilotPolicy
-    profiles: dict[str, ProfileSpec]
+    profiles: dict[Label, ProfileSpec]
 
     @model_validator(mode="after")
     def _references_hold(self) -> Self:
-        for site in self.fleet.sites:
-            for group in site.instances:
-                for name in {group.profile, *(one.profile for one in group.static or () if one.profile)}:
-                    if name not in self.profiles:
-                        raise ValueError(
-                            f"fleet.yaml: site {site.name!r} uses profile {name!r}; "
-                            f"profiles/ has {', '.join(sorted(self.profiles))}"
-                        )
-        sites = {site.name for site in self.fleet.sites}
-        for name, tenant in {"default": self.tenants.default, **self.tenants.tenants}.items():
-            if unknown := ((tenant.sites or frozenset()) | tenant.denied_sites) - sites:
-                raise ValueError(f"tenants.yaml: tenant {name!r} names unknown site {', '.join(sorted(unknown))}")
-            if unknown := (tenant.models or frozenset()) - self.fleet.canonical.keys():
-                raise ValueError(f"tenants.yaml: tenant {name!r} names unknown model {', '.join(sorted(unknown))}")
+        _hold(crossing(self.fleet, self.tenants, self.profiles))
         return self
+
+
+def crossing(
+    fleet: FleetPolicy, tenants: Tenants | None = None, profiles: Mapping[str, ProfileSpec] | None = None
+) -> Iterator[Fault]:
+    """Yield what one file names and another lacks; a path starts with the file's key in :class:`Policy`.
+
+    Files that could not be read are ``None``, and what they would say stays unsaid.
+    """
+    if profiles is not None:
+        for at, group in fleet.groups:
+            for name, path in group.profiles:
+                if name not in profiles:
+                    has = f"profiles/ has {_listed(profiles)}"
+                    yield Fault(("fleet", *at, *path), f"there is no profile {name}; {has}")
+    for at, tenant in () if tenants is None else tenants.places:
+        yield from _tenant_faults(("tenants", *at), tenant, fleet)
+
+
+def _tenant_faults(at: tuple[str | int, ...], tenant: Tenant, fleet: FleetPolicy) -> Iterator[Fault]:
+    sites = {site.name for site in fleet.sites}
+    for key in ("sites", "denied_sites"):
+        for name in sorted((getattr(tenant, key) or frozenset()) - sites):
+            yield Fault((*at, key, name), f"there is no site {name}; fleet.yaml has {_listed(sites)}")
+    for name in sorted((tenant.models or frozenset()) - fleet.models.keys()):
+        own = fleet.canonical.get(name)
+        hint = f"write {own}, the model's own name" if own else f"fleet.yaml has {_listed(fleet.models)}"
+        yield Fault((*at, "models", name), f"{name} is {'an alias' if own else 'no model'}; {hint}")

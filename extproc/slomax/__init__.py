@@ -1,0 +1,1 @@
+"""WHEN: the class of a request, whether it runs now, waits at the gateway, or is refused."""

@@ -1,0 +1,1 @@
+"""WHICH: the instance that answers soonest, everything priced in seconds."""
