@@ -17,9 +17,12 @@ from extproc.model import Profile, Task
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
 LABEL = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 JURISDICTION = r"^[a-z0-9][a-z0-9-]*$"
-HEADER = r"^[a-z0-9!#$%&'*+.^_`|~-]+$"
+HEADER = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
 SHA256 = r"^[0-9a-f]{64}$"
 DNS = r"^[A-Za-z0-9._-]+:[0-9]{1,5}$"
+
+EXT_PROC_CLUSTER = "tokenfleet-ext-proc"
+"""Envoy's cluster of our own servers; no site may take the name."""
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=NAME)]
 Label = Annotated[str, Field(min_length=1, max_length=100, pattern=LABEL)]
@@ -72,10 +75,10 @@ def _address(value: str) -> str:
     host, _, port = value.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     try:
-        version = ip_address(host[1:-1] if bracketed else host).version
+        fits = ip_address(host[1:-1] if bracketed else host).version == (6 if bracketed else 4)
     except ValueError:
-        version = 0
-    if version != (6 if bracketed else 4):
+        fits = False
+    if not fits:
         raise ValueError("must be `ip:port`, an IPv6 address in brackets; for a host name use `dns`")
     return _with_port(value, port)
 
@@ -249,6 +252,9 @@ class FleetPolicy(Section):
         yield from _again(((site.name, ("sites", i, "name")) for i, site in sites), "site {} is named twice")
         clusters = ((site.envoy_cluster, ("sites", i, "cluster" if site.cluster else "name")) for i, site in sites)
         yield from _again(clusters, "two sites use the Envoy cluster {}")
+        for i, site in sites:
+            if site.envoy_cluster == EXT_PROC_CLUSTER:
+                yield Fault(("sites", i, "cluster"), f"{EXT_PROC_CLUSTER} is the cluster of our own servers")
         if self.home not in (names := [site.name for site in self.sites]):
             yield Fault(("home",), f"home {self.home} is none of the sites: {_listed(names)}")
 
