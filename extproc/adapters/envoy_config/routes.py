@@ -1,0 +1,126 @@
+"""Which requests are steered, which go home, and what is tried again."""
+
+from datetime import timedelta
+
+from envoy_data_plane.envoy.config.core.v3 import HeaderValue, HeaderValueOption, TypedExtensionConfig
+from envoy_data_plane.envoy.config.core.v3 import HeaderValueOptionHeaderAppendAction as Append
+from envoy_data_plane.envoy.config.route.v3 import (
+    ClusterSpecifierPlugin,
+    HeaderMatcher,
+    RetryPolicy,
+    RetryPolicyRetryBackOff,
+    RetryPolicyRetryHostPredicate,
+    Route,
+    RouteAction,
+    RouteConfiguration,
+    RouteMatch,
+    VirtualHost,
+)
+from envoy_data_plane.envoy.extensions.filters.http.buffer.v3 import BufferPerRoute
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import ExtProcPerRoute
+from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
+from envoy_data_plane.google.protobuf import Any
+
+from extproc.adapters.envoy_config import names
+from extproc.adapters.envoy_config.mesh import Mesh, hold_s
+from extproc.adapters.envoy_config.priority_group import ClusterWeight, PriorityGroup, PriorityGroupClusterSpecifier
+from extproc.policy import Policy
+
+EXT_PROC_FILTER = "envoy.filters.http.ext_proc"
+BUFFER_FILTER = "envoy.filters.http.buffer"
+RETRY_ON = "connect-failure,refused-stream,reset,retriable-status-codes"
+
+
+def routes(policy: Policy, mesh: Mesh) -> RouteConfiguration:
+    """Return the route table: around us, steered by us, and home for what we did not steer."""
+    home = home_cluster(policy)
+    table = [
+        Route(
+            name="health",
+            match=RouteMatch(path="/health"),
+            route=_action(policy, mesh, cluster=home),
+            typed_per_filter_config=_around_us(mesh),
+        )
+    ]
+    if mesh.unrouted_prefix:
+        table.append(
+            Route(
+                name="unrouted",
+                match=RouteMatch(prefix=mesh.unrouted_prefix),
+                route=_action(policy, mesh, cluster=home, prefix_rewrite="/"),
+                typed_per_filter_config=_around_us(mesh),
+            )
+        )
+    table += [
+        Route(
+            name="steered",
+            match=RouteMatch(prefix="/", headers=[HeaderMatcher(name=names.CLUSTER_HEADER, present_match=True)]),
+            route=_steered(policy, mesh, home),
+        ),
+        Route(name="home", match=RouteMatch(prefix="/"), route=_action(policy, mesh, cluster=home)),
+    ]
+    host = VirtualHost(
+        name="tokenfleet",
+        domains=["*"],
+        routes=table,
+        request_body_buffer_limit=policy.gateway.max_body_bytes,
+        response_headers_to_add=[_from_metadata("why", names.WHY_HEADER), _from_metadata("id", names.REQUEST_ID_HEADER)],
+    )
+    return RouteConfiguration(name="tokenfleet", virtual_hosts=[host])
+
+
+def home_cluster(policy: Policy) -> str:
+    """Return the cluster of this gateway's own site."""
+    return next(site.envoy_cluster for site in policy.fleet.sites if site.name == policy.fleet.home)
+
+
+def _steered(policy: Policy, mesh: Mesh, home: str) -> RouteAction:
+    if mesh.style == "cluster-header":
+        return _action(policy, mesh, cluster_header=names.CLUSTER_HEADER)
+    # Home alone is configured: without our metadata a retry must not reach a site that nobody has found lawful.
+    groups = PriorityGroupClusterSpecifier(
+        priority_groups=[PriorityGroup(name=home, clusters=[ClusterWeight(cluster_name=home, weight=1)])],
+        override_metadata_namespace=names.PRIORITY_NAMESPACE,
+    )
+    extension = TypedExtensionConfig(
+        name="envoy.router.cluster_specifier_plugin.priority_group", typed_config=Any.pack(groups)
+    )
+    return _action(policy, mesh, inline_cluster_specifier_plugin=ClusterSpecifierPlugin(extension=extension))
+
+
+def _action(policy: Policy, mesh: Mesh, **target: object) -> RouteAction:
+    return RouteAction(
+        timeout=timedelta(0),
+        idle_timeout=timedelta(seconds=max(hold_s(policy), mesh.stall_s) + 30),
+        retry_policy=RetryPolicy(
+            retry_on=RETRY_ON,
+            num_retries=max(policy.tokenpilot.hosts - 1, 1),
+            retriable_status_codes=list(mesh.retry_statuses),
+            per_try_idle_timeout=timedelta(seconds=mesh.stall_s),
+            retry_host_predicate=[
+                RetryPolicyRetryHostPredicate(
+                    name="envoy.retry_host_predicates.previous_hosts", typed_config=Any.pack(PreviousHostsPredicate())
+                )
+            ],
+            host_selection_retry_max_attempts=5,
+            retry_back_off=RetryPolicyRetryBackOff(
+                base_interval=timedelta(milliseconds=1), max_interval=timedelta(milliseconds=10)
+            ),
+            refresh_cluster_on_retry="inline_cluster_specifier_plugin" in target,
+        ),
+        **target,
+    )
+
+
+def _around_us(mesh: Mesh) -> dict[str, Any]:
+    off = {EXT_PROC_FILTER: Any.pack(ExtProcPerRoute(disabled=True))}
+    if mesh.body_mode == "full-duplex":
+        off[BUFFER_FILTER] = Any.pack(BufferPerRoute(disabled=True))
+    return off
+
+
+def _from_metadata(key: str, header: str) -> HeaderValueOption:
+    return HeaderValueOption(
+        header=HeaderValue(key=header, value=f"%DYNAMIC_METADATA({names.NAMESPACE}:{key})%"),
+        append_action=Append.OVERWRITE_IF_EXISTS_OR_ADD,
+    )
