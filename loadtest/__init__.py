@@ -1,0 +1,1 @@
+"""The lab: a simulated inference engine, workloads and replays. It may import ``extproc``, never the reverse."""
