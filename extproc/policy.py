@@ -5,7 +5,7 @@ description is its documentation: ``policies/README.md`` is checked against it. 
 :class:`Fault` they find, not the first.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from ipaddress import ip_address
 from typing import Annotated, Literal, NamedTuple, Self
@@ -177,7 +177,7 @@ class Instances(Section):
 
     models: tuple[Name, ...] = Field(min_length=1, description="Models that these instances serve.")
     profile: Label = Field("default", description="Engine profile: a file of `profiles/` by name.")
-    dialect: Literal["auto", "vllm", "sglang", "llamacpp"] = Field(
+    dialect: Literal["auto", "vllm", "sglang", "llamacpp", "trtllm", "tgi"] = Field(
         "auto", description="Metric names to expect; `auto` recognises them."
     )
     static: tuple[StaticInstance, ...] | None = Field(None, description="A list written here.")
@@ -505,7 +505,7 @@ class Policy(Section):
 
 
 def crossing(
-    fleet: FleetPolicy, tenants: Tenants | None = None, profiles: Mapping[str, ProfileSpec] | None = None
+    fleet: FleetPolicy, tenants: Tenants | None = None, profiles: Collection[str] | None = None
 ) -> Iterator[Fault]:
     """Yield what one file names and another lacks; a path starts with the file's key in :class:`Policy`.
 
