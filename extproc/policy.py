@@ -133,10 +133,16 @@ class Gateway(Section):
         "pass", description="Requests that are no inference call (GET, OPTIONS, unknown paths): let through or 404."
     )
     max_body_bytes: int = Field(
-        16_777_216, ge=1024, le=1_073_741_824, description="Largest body that is read; a larger one gets 413."
+        16_777_216,
+        ge=1024,
+        le=1_073_741_824,
+        description=(
+            "Largest body that is read; a larger one gets 413. "
+            "Raising it costs memory: each held request keeps its body."
+        ),
     )
     max_prompt_tokens: int = Field(
-        10_000_000, ge=1, description="Largest estimated prompt; a larger one is refused as a bad request."
+        10_000_000, ge=1, description="Largest estimated prompt; a larger one is refused with 400."
     )
     debug: bool = Field(False, description="Answer `tokenfleet-debug` with the verdict's terms in `x-tokenfleet-why`.")
     alter_body: Literal["never", "priority"] = Field(
@@ -153,12 +159,31 @@ class ModelSpec(Section):
 
     aliases: tuple[Name, ...] = Field((), description="Other names that clients use for it.")
     bytes_per_token: float = Field(
-        4.0, gt=0.5, le=16, description="Prompt bytes per token, to estimate length before the engine tells it."
+        4.0,
+        gt=0.5,
+        le=16,
+        description=(
+            "Prompt bytes per token, to estimate length before the engine tells it; "
+            "raising it makes prompts look shorter."
+        ),
     )
-    image_tokens: int = Field(800, ge=0, le=1_000_000, description="Prompt tokens that one image counts.")
-    audio_tokens: int = Field(500, ge=0, le=1_000_000, description="Prompt tokens that one audio part counts.")
+    image_tokens: int = Field(
+        800,
+        ge=0,
+        le=1_000_000,
+        description="Prompt tokens that one image counts; raising it makes requests with images look longer.",
+    )
+    audio_tokens: int = Field(
+        500,
+        ge=0,
+        le=1_000_000,
+        description="Prompt tokens that one audio part counts; raising it makes requests with audio look longer.",
+    )
     expected_output_tokens: int = Field(
-        256, ge=1, le=1_000_000, description="Answer length assumed where the caller sets no budget."
+        256,
+        ge=1,
+        le=1_000_000,
+        description="Answer length assumed where the caller sets no budget; raising it gives decode more weight.",
     )
 
 
@@ -212,7 +237,9 @@ class SiteSpec(Section):
     jurisdictions: frozenset[Jurisdiction] = Field(
         frozenset(), description="Where data sent here lies, e.g. `eu`, `de`."
     )
-    rtt_ms: float = Field(0.0, ge=0, le=10_000, description="Round trip from this gateway.")
+    rtt_ms: float = Field(
+        0.0, ge=0, le=10_000, description="Round trip from this gateway; raising it keeps traffic away."
+    )
     draining: bool = Field(False, description="True: no new request goes there.")
     instances: tuple[Instances, ...] = Field(min_length=1, description="Groups of instances.")
 
@@ -225,13 +252,26 @@ class SiteSpec(Section):
 class Telemetry(Section):
     """How instances are watched."""
 
-    scrape_ms: Ms = Field(250.0, description="Time between two scrapes of one instance.")
-    timeout_ms: Ms = Field(2000.0, description="Longest scrape; a busy vLLM takes 0.3 s.")
-    lost_after_ms: Ms = Field(
-        3000.0, description="A reading older than this makes its instance lost; when all are, the fleet is blind."
+    scrape_ms: Ms = Field(
+        250.0, description="Time between two scrapes of one instance; raising it spares engines and ages what is known."
     )
-    expire_ms: Ms = Field(60_000.0, description="Life of a reading in the store.")
-    refresh_ms: Ms = Field(100.0, description="Time between two looks of a server at the store.")
+    timeout_ms: Ms = Field(
+        2000.0, description="Longest scrape; a busy vLLM takes 0.3 s. Raising it notices hanging engines later."
+    )
+    lost_after_ms: Ms = Field(
+        3000.0,
+        description=(
+            "A reading older than this makes its instance lost; "
+            "when all are, the fleet is blind. Raising it trusts silent instances longer."
+        ),
+    )
+    expire_ms: Ms = Field(
+        60_000.0, description="Life of a reading in the store; raising it remembers vanished instances longer."
+    )
+    refresh_ms: Ms = Field(
+        100.0,
+        description="Time between two looks of a server at the store; raising it spares Redis and ages what is known.",
+    )
 
 
 class FleetPolicy(Section):
@@ -353,8 +393,8 @@ class When(Section):
     tasks: frozenset[Task] | None = Field(None, description="Only these tasks.")
     tiers: frozenset[str] | None = Field(None, description="Only tenants of these tiers.")
     models: frozenset[str] | None = Field(None, description="Only these models.")
-    min_prompt_tokens: int | None = Field(None, ge=0, description="Prompt at least this long.")
-    max_prompt_tokens: int | None = Field(None, ge=0, description="Prompt at most this long.")
+    min_prompt_tokens: int | None = Field(None, ge=0, description="Prompt estimated at least this long.")
+    max_prompt_tokens: int | None = Field(None, ge=0, description="Prompt estimated at most this long.")
     min_output_budget: int | None = Field(None, ge=0, description="Output budget at least this large.")
     max_output_budget: int | None = Field(None, ge=0, description="Output budget set and at most this large.")
     stream: bool | None = Field(None, description="Only streaming (true) or only whole (false) answers.")
@@ -366,10 +406,17 @@ class ClassSpec(Section):
     name: Name = Field(description="Unique name; a caller may ask for a lower one by `tokenfleet-class`.")
     when: When = Field(When(), description="Which requests; the first class whose conditions hold wins.")
     priority: int = Field(0, ge=-100, le=100, description="Higher runs first.")
-    ttft_ms: Ms | None = Field(None, description="Target: time to first token.")
-    tpot_ms: Ms | None = Field(None, description="Target: mean time per output token.")
-    longest_wait_ms: Ms = Field(30_000.0, description="Held at most this long, then refused with 429.")
-    max_waiting: int = Field(10_000, ge=0, description="Held at most so many; one more is refused with 429.")
+    ttft_ms: Ms | None = Field(None, description="Target: time to first token; none means any is on target.")
+    tpot_ms: Ms | None = Field(None, description="Target: mean time per output token; none means any is on target.")
+    longest_wait_ms: Ms = Field(
+        30_000.0,
+        description="Held at most this long, then refused with 429; raising it refuses less and answers later.",
+    )
+    max_waiting: int = Field(
+        10_000,
+        ge=0,
+        description="Held at most so many; one more is refused with 429. Raising it costs memory in a surge.",
+    )
     engine_priority: int = Field(
         0, description="Priority for the engine (vLLM: lower runs first); written only if the gateway may alter bodies."
     )
@@ -394,10 +441,22 @@ class SloMaxPolicy(Section):
         description="In the order in which rules are tried; the last one takes everything left.",
     )
     max_in_flight: int = Field(
-        256, ge=1, le=100_000, description="Requests in flight on one instance before new ones are held at the gateway."
+        256,
+        ge=1,
+        le=100_000,
+        description=(
+            "Requests in flight on one instance before new ones are held at the gateway; "
+            "raising it moves the line into the engines."
+        ),
     )
     look_ahead: int = Field(
-        32, ge=1, le=1024, description="Waiting requests of each class and model that are looked at on a change."
+        32,
+        ge=1,
+        le=1024,
+        description=(
+            "Waiting requests of each class and model that are looked at on a change; "
+            "raising it finds better pairs and costs time."
+        ),
     )
 
     @model_validator(mode="after")
@@ -452,14 +511,26 @@ class TokenPilotPolicy(Section):
         64, ge=8, le=1024, description="Tokens of one prefix block; smaller finds shorter matches and costs memory."
     )
     index_ttl_s: float = Field(
-        600.0, gt=0, le=86_400, description="A prefix not used for this long is no longer believed cached."
+        600.0,
+        gt=0,
+        le=86_400,
+        description=(
+            "A prefix not used for this long is no longer believed cached; raising it believes engines remember longer."
+        ),
     )
     hosts: int = Field(3, ge=1, le=16, description="Hosts handed to Envoy, best first; two or more allow a retry.")
     near_equal: float = Field(
-        0.02, ge=0, le=1, description="Instances within this share of the best are picked among at random."
+        0.02,
+        ge=0,
+        le=1,
+        description="Instances within this share of the best are picked among at random; raising it spreads load.",
     )
-    fail_after: int = Field(2, ge=1, le=100, description="Failures in a row that rest an instance.")
-    rest_ms: Ms = Field(5000.0, description="Rest of a failing instance before it is tried again.")
+    fail_after: int = Field(
+        2, ge=1, le=100, description="Failures in a row that rest an instance; raising it is more patient."
+    )
+    rest_ms: Ms = Field(
+        5000.0, description="Rest of a failing instance before it is tried again; raising it tries less often."
+    )
 
 
 # --- profiles/*.yaml --------------------------------------------------------------------------------------------------
@@ -478,6 +549,8 @@ class ProfileSpec(Section):
     block_tokens: int = Field(16, ge=1, le=1024, description="Tokens of one engine KV block.")
     batch_tokens: int = Field(8192, ge=64, description="Token budget of one engine step.")
     max_running: int = Field(256, ge=1, description="Requests that run at once.")
+    front_ms: float = Field(0.0, ge=0, description="Added to every TTFT outside the engine's steps.")
+    front_ms_per_1k: float = Field(0.0, ge=0, description="The same for each 1,000 prompt tokens, cached or not.")
 
     def profile(self, name: str) -> Profile:
         """Return the noun the core works with."""
