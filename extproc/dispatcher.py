@@ -133,6 +133,12 @@ class Dispatcher:
         flight = Flight(request, klass, admit, slot, float(work.prompt), float(work.total), 0, now - request.arrived)
         self._flights.launch(flight, self._rows, now)
 
+    def withdraw(self, request_id: str) -> Request | None:
+        """Take a request out without a word in the books: somebody else owns it now. Return it if it was held."""
+        waiting = self._line.remove(request_id)
+        self._flights.withdraw(request_id)
+        return None if waiting is None else waiting.request
+
     # --- what is going on ---------------------------------------------------------------------------------------------
 
     def in_flight(self) -> dict[str, int]:
@@ -199,14 +205,14 @@ class Dispatcher:
         if loaded is None:
             return _nobody(request)
         bars = [eligibility.barred(request, tenant, site) for site in self.fleet.sites]
-        allowed = loaded & np.array([bar is None for bar in bars], dtype=bool)[rows.site_of]
+        allowed: Bools = loaded & np.array([bar is None for bar in bars], dtype=bool)[rows.site_of]
         if not allowed.any():
             reasons = {bars[int(site)] for site in np.unique(rows.site_of[loaded])} - {None}
             if not reasons:
                 return _nobody(request)
             reason = Reason.RESIDENCY if Reason.RESIDENCY in reasons else Reason.NOT_ALLOWED
             return Refuse(reason, f"no site that serves {request.model!r} is allowed for this request")
-        ready = allowed & rows.ready
+        ready: Bools = allowed & rows.ready
         if not ready.any():
             return _nobody(request)
         if request.subset is None:
@@ -219,7 +225,7 @@ class Dispatcher:
         resting = self._health.resting(now)
         if not resting:
             return lawful
-        fit = lawful & ~np.isin(self._rows.slots, resting)
+        fit: Bools = lawful & ~np.isin(self._rows.slots, resting)
         return fit if fit.any() else lawful
 
     def _prices(self, request: Request, work: workload.Work, matched: dict[int, int]) -> score.Scores:

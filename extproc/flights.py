@@ -87,6 +87,13 @@ class Flights:
             self._close(flight, outcome, rows, now)
         return became_free
 
+    def withdraw(self, request_id: str) -> None:
+        """Free the place and forget the flight; somebody else keeps its books."""
+        flight = self._by_id.pop(request_id, None)
+        self._ended.pop(request_id, None)
+        if flight is not None and not flight.freed:
+            self._ledger.free(flight.slot, 0.0 if flight.begun else flight.prefill, flight.tokens)
+
     def close_unlogged(self, rows: Rows, now: float) -> None:
         """Close the books of flights whose log entry never came."""
         overdue = []
@@ -111,7 +118,8 @@ class Flights:
         """Credit or blame; *served* is ``None`` for an address that is nobody's."""
         if outcome.ending in (None, Ending.ABANDONED):
             return
-        failed = {slot for address in outcome.failed if (slot := self._slots.at(address)) is not None}
+        tried = flight.admit.hosts[: max(0, outcome.attempts - 1)] if flight.admit.steer else ()
+        failed = {slot for one in tried if one != outcome.served and (slot := self._slots.at(one)) is not None}
         if outcome.ending is Ending.FAILED and served is not None:
             failed.add(served)
         for slot in failed:
@@ -125,7 +133,8 @@ class Flights:
             self._note_blocks(flight, served, rows, now)
 
     def _note_blocks(self, flight: Flight, slot: int, rows: Rows, now: float) -> None:
-        found = np.flatnonzero(rows.slots == slot) if flight.request.blocks else ()
-        if len(found):
-            holds = rows.instances[int(found[0])].profile.kv_tokens // flight.request.block_tokens
-            self._index.insert(slot, flight.request.blocks, now, max(1, holds))
+        blocks = flight.request.blocks
+        rows_of_slot = np.flatnonzero(rows.slots == slot)
+        if blocks and rows_of_slot.size:
+            holds = rows.instances[int(rows_of_slot[0])].profile.kv_tokens // flight.request.block_tokens
+            self._index.insert(slot, blocks, now, max(1, holds))

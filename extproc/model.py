@@ -81,6 +81,14 @@ class Profile:
     batch_tokens: int = 8192
     """Token budget of one engine step (chunked prefill)."""
     max_running: int = 256
+    front_ms: float = 0.0
+    """Before a request's first step, once: HTTP, scheduling, whatever a measured TTFT holds beside the steps."""
+    front_ms_per_1k: float = 0.0
+    """The same for each 1,000 prompt tokens, cached or not (tokenising)."""
+
+    def front_s(self, prompt_tokens: int) -> float:
+        """Return the seconds that a prompt spends before the engine can schedule it."""
+        return (self.front_ms + self.front_ms_per_1k * prompt_tokens / 1000) / 1000
 
     def prefill_rate(self) -> float:
         """Return tokens a second of an otherwise idle engine whose steps are full of prefill."""
@@ -98,7 +106,7 @@ class Instance:
     models: tuple[str, ...]
     profile: Profile
     dialect: str = "auto"
-    """Which engine's metric names to expect: auto, vllm, sglang, llamacpp."""
+    """Which engine's metric names to expect: auto, vllm, sglang, llamacpp, trtllm, tgi."""
     draining: bool = False
     """Set by whoever lists the instance; telemetry can only add to it."""
 
@@ -247,8 +255,8 @@ class Outcome:
     status: int = 0
     served: str | None = None
     """Address of the instance that really answered."""
-    failed: tuple[str, ...] = ()
-    """Addresses that were tried and failed before."""
+    attempts: int = 1
+    """Hosts that were tried, the one that served included; the admitted list says which."""
     ttft_s: float | None = None
     duration_s: float | None = None
     prompt_tokens: int | None = None

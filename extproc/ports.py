@@ -4,7 +4,7 @@ A :class:`Store` is memory or Redis; a :class:`Decider` is in this process or be
 over both of each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from extproc.model import Final, Fleet, Outcome, Reading, Request
@@ -33,8 +33,8 @@ class Store(Protocol):
 class Decider(Protocol):
     """Who decides: the dispatcher of this gateway, near or far. Never raises for an expected ending."""
 
-    async def decide(self, request: Request) -> Final:
-        """Return once the request may run or is refused; cancelling the call settles it as cancelled."""
+    def offer(self, request: Request) -> Final | Awaitable[Final]:
+        """Return the verdict, or a future of it while the request is held. Who stops waiting must :meth:`settle`."""
 
     def first_token(self, request_id: str, ttft_s: float) -> None:
         """Note that the first token of this request has reached the gateway."""

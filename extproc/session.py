@@ -60,6 +60,7 @@ class Headers:
     inference: bool
     end_of_stream: bool = False
     duplex: bool = False
+    duplex_response: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,10 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The decider has answered."""
+    """The decider has answered; *body* replaces the request's own if given."""
 
     verdict: Final
+    body: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +139,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Steer:
-    """Give the routing answer as the response to *phase*."""
+    """Give the routing answer as the response to *phase*; *body* replaces the request's (buffered)."""
 
     phase: Phase
     admit: Admit
+    body: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +195,7 @@ class Session:
         self.state = State.START
         self._refuse_others = refuse_others
         self._duplex = False
+        self._duplex_response = False
         self._pieces: list[bytes] = []
         self._answers = Phase.REQUEST_HEADERS
         self._trailers = False
@@ -208,9 +212,9 @@ class Session:
             case State.BODY, Trailers() if self._duplex:
                 self._trailers = True
                 return self._ask()
-            case State.DECIDING, Decided(Admit() as admit):
+            case State.DECIDING, Decided(Admit() as admit, body):
                 self.state = State.ROUTED
-                return self._route(admit)
+                return self._route(admit, body)
             case State.DECIDING, Decided(Refuse() as refuse):
                 self.state = State.DONE
                 return [Turn(refuse)]
@@ -229,7 +233,7 @@ class Session:
                 raise ProtocolError(f"{type(event).__name__} in {self.state.name}")
 
     def _begin(self, event: Headers) -> Sequence[Action]:
-        self._duplex = event.duplex
+        self._duplex, self._duplex_response = event.duplex, event.duplex_response
         if not event.inference:
             self.state = State.DONE if self._refuse_others else State.PASSING
             return [NotFound() if self._refuse_others else _CONTINUE[Phase.REQUEST_HEADERS]]
@@ -250,10 +254,10 @@ class Session:
         self.state = State.DECIDING
         return [Ask(b"".join(self._pieces))]
 
-    def _route(self, admit: Admit) -> Sequence[Action]:
-        actions: list[Action] = [Steer(self._answers, admit)]
+    def _route(self, admit: Admit, replaced: bytes | None) -> Sequence[Action]:
+        actions: list[Action] = [Steer(self._answers, admit, replaced)]
         if self._pieces:
-            body = b"".join(self._pieces)
+            body = b"".join(self._pieces) if replaced is None else replaced
             self._pieces = []
             starts = range(0, max(len(body), 1), ECHO_BYTES)
             for start in starts:
@@ -266,16 +270,13 @@ class Session:
     def _pass(self, event: Body | Trailers | Response) -> Sequence[Action]:
         match event:
             case Body(data, last):
-                return [self._onward(Phase.REQUEST_BODY, data, last)]
+                return [Echo(Phase.REQUEST_BODY, data, last) if self._duplex else _CONTINUE[Phase.REQUEST_BODY]]
             case Trailers():
                 return [_CONTINUE[Phase.REQUEST_TRAILERS]]
-            case Response(Phase.RESPONSE_BODY, data, last):
-                return [self._onward(Phase.RESPONSE_BODY, data, last)]
+            case Response(Phase.RESPONSE_BODY, data, last) if self._duplex_response:
+                return [Echo(Phase.RESPONSE_BODY, data, last)]
             case Response(phase):
                 return [_CONTINUE[phase]]
-
-    def _onward(self, phase: Phase, data: bytes, last: bool) -> Action:
-        return Echo(phase, data, last) if self._duplex else _CONTINUE[phase]
 
     def _end(self, event: Closed | Broken) -> Sequence[Action]:
         was, self.state = self.state, State.DONE

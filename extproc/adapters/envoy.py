@@ -1,0 +1,166 @@
+"""Envoy's protobuf messages ⇄ session events and actions.
+
+upb messages (``xds-protos``): a message costs microseconds. ``raw_value`` only, ``append_action`` always set (the
+default appends, and a client's spoofed header would survive), ``clear_route_cache`` only beside a header mutation
+(alone Envoy ignores it).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from envoy.config.core.v3 import base_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from google.protobuf import struct_pb2
+
+from extproc.model import Admit
+from extproc.session import Body, Echo, Event, Headers, Phase, Response, Trailers
+
+DESTINATION = "x-gateway-destination-endpoint"
+CLUSTER = "x-tokenfleet-cluster"
+REQUEST_ID = "x-tokenfleet-request-id"
+WHY = "x-tokenfleet-why"
+LB_NAMESPACE = "envoy.lb"
+OWN_NAMESPACE = "tokenfleet"
+PRIORITY_NAMESPACE = "tokenfleet.priority"
+
+_DUPLEX = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
+_OVERWRITE = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
+_FIELDS = {
+    Phase.REQUEST_HEADERS: "request_headers",
+    Phase.REQUEST_BODY: "request_body",
+    Phase.REQUEST_TRAILERS: "request_trailers",
+    Phase.RESPONSE_HEADERS: "response_headers",
+    Phase.RESPONSE_BODY: "response_body",
+    Phase.RESPONSE_TRAILERS: "response_trailers",
+}
+_PHASES = {field: phase for phase, field in _FIELDS.items()}
+
+
+def _continue(phase: Phase) -> pb.ProcessingResponse:
+    response = pb.ProcessingResponse()
+    getattr(response, _FIELDS[phase]).SetInParent()
+    return response
+
+
+_CONTINUES = {phase: _continue(phase) for phase in Phase}
+"""Shared: nobody changes a response after it is built."""
+
+
+def headers_of(message: pb.HttpHeaders) -> dict[str, str]:
+    """Return header → value; of a repeated header the last."""
+    return {one.key: one.raw_value.decode("latin-1") or one.value for one in message.headers.headers}
+
+
+def metadata_of(request: pb.ProcessingRequest) -> dict[str, Any]:
+    """Return the forwarded dynamic metadata as plain mappings."""
+    if not request.HasField("metadata_context"):
+        return {}
+    return {name: plain(struct) for name, struct in request.metadata_context.filter_metadata.items()}
+
+
+def plain(struct: struct_pb2.Struct) -> dict[str, Any]:
+    """Return a Struct as a dict; nesting is bounded by protobuf's own limit."""
+    return {key: _value(value) for key, value in struct.fields.items()}
+
+
+def _value(value: struct_pb2.Value) -> Any:  # noqa: ANN401 - a JSON value is anything
+    match value.WhichOneof("kind"):
+        case "struct_value":
+            return plain(value.struct_value)
+        case "list_value":
+            return [_value(one) for one in value.list_value.values]
+        case "null_value" | None:
+            return None
+        case kind:
+            return getattr(value, kind)
+
+
+def decode(request: pb.ProcessingRequest, *, inference: bool = False) -> Event:
+    """Return the event that this message is; *inference* is the shell's judgement of request headers."""
+    kind = request.WhichOneof("request")
+    match kind:
+        case "request_headers":
+            modes = request.protocol_config
+            return Headers(
+                inference=inference,
+                end_of_stream=request.request_headers.end_of_stream,
+                duplex=modes.request_body_mode == _DUPLEX,
+                duplex_response=modes.response_body_mode == _DUPLEX,
+            )
+        case "request_body":
+            return Body(request.request_body.body, request.request_body.end_of_stream)
+        case "request_trailers":
+            return Trailers()
+        case "response_body":
+            return Response(Phase.RESPONSE_BODY, request.response_body.body, request.response_body.end_of_stream)
+        case "response_headers" | "response_trailers":
+            return Response(_PHASES[kind])
+        case _:
+            raise ValueError("a ProcessingRequest without a request")
+
+
+def proceed(phase: Phase) -> pb.ProcessingResponse:
+    """Return the answer that changes nothing."""
+    return _CONTINUES[phase]
+
+
+def echo(action: Echo) -> pb.ProcessingResponse:
+    """Return a piece of body, sent on."""
+    response = pb.ProcessingResponse()
+    streamed = getattr(response, _FIELDS[action.phase]).response.body_mutation.streamed_response
+    streamed.body = action.data
+    streamed.end_of_stream = action.end_of_stream
+    return response
+
+
+def steer(
+    phase: Phase, admit: Admit, request_id: str, *, attempts: int, why: str | None, body: bytes | None
+) -> pb.ProcessingResponse:
+    """Return the routing answer.
+
+    The host list is repeated in order until it has *attempts* entries, so that Envoy's retries never run out of it and
+    fall back to a host that nobody chose. In shadow mode only the id is noted. *body* replaces the request's body.
+    """
+    response = pb.ProcessingResponse()
+    common = getattr(response, _FIELDS[phase]).response
+    metadata = response.dynamic_metadata.fields
+    own = metadata[OWN_NAMESPACE].struct_value.fields
+    own["id"].string_value = request_id
+    if why is not None:
+        own["why"].string_value = why
+    headers = [(REQUEST_ID, request_id)]
+    if admit.steer:
+        rounds = -(-max(attempts, len(admit.hosts)) // len(admit.hosts))
+        hosts = ",".join((admit.hosts * rounds)[: max(attempts, len(admit.hosts))])
+        headers += [(CLUSTER, admit.cluster), (DESTINATION, hosts)]
+        metadata[LB_NAMESPACE].struct_value.fields[DESTINATION].string_value = hosts
+    if body is not None:
+        common.body_mutation.body = body
+    _set_headers(common.header_mutation, headers)
+    common.clear_route_cache = True
+    return response
+
+
+def answer(status: int, headers: Iterable[tuple[str, str]], body: bytes, details: str) -> pb.ProcessingResponse:
+    """Return a reply to the client in place of the upstream's."""
+    response = pb.ProcessingResponse()
+    immediate = response.immediate_response
+    immediate.status.code = status
+    immediate.body = body
+    immediate.details = details
+    _set_headers(immediate.headers, headers)
+    return response
+
+
+def _set_headers(mutation: pb.HeaderMutation, headers: Iterable[tuple[str, str]]) -> None:
+    for name, value in headers:
+        option = mutation.set_headers.add(append_action=_OVERWRITE)
+        option.header.key = name
+        option.header.raw_value = value.encode("latin-1", "replace")
+
+
+def explain(why: Mapping[str, float], instance: str, site: str, klass: str) -> str:
+    """Return the verdict read aloud: one line, terms in seconds."""
+    terms = ", ".join(f"{name} {seconds:.3f}s" for name, seconds in why.items())
+    return f"class={klass} site={site} instance={instance} {terms}"
