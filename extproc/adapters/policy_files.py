@@ -117,9 +117,10 @@ class _Source:
             return None
         for wrong in self.parsed.wrong:
             self._add(wrong.line, wrong.place, wrong.sentence)
-        if self.parsed.wrong:
+        if self.parsed.wrong and self.parsed.data is None:
             return None
-        return self._validate(kind)
+        found = self._validate(kind)
+        return None if self.parsed.wrong else found
 
     def _validate(self, kind: type[T]) -> T | None:
         data = self.parsed.data

@@ -41,10 +41,10 @@ _SHAPES = {
 }
 
 _BOUNDS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "greater_than_equal": lambda ctx: f"must be at least {ctx['ge']:,}",
-    "greater_than": lambda ctx: f"must be more than {ctx['gt']:,}",
-    "less_than_equal": lambda ctx: f"must be at most {ctx['le']:,}",
-    "less_than": lambda ctx: f"must be less than {ctx['lt']:,}",
+    "greater_than_equal": lambda ctx: f"must be at least {_number(ctx['ge'])}",
+    "greater_than": lambda ctx: f"must be more than {_number(ctx['gt'])}",
+    "less_than_equal": lambda ctx: f"must be at most {_number(ctx['le'])}",
+    "less_than": lambda ctx: f"must be less than {_number(ctx['lt'])}",
     "too_short": lambda ctx: f"needs at least {ctx['min_length']} {'entry' if ctx['min_length'] == 1 else 'entries'}",
     "too_long": lambda ctx: f"takes at most {ctx['max_length']} entries",
     "string_too_short": lambda ctx: f"needs at least {ctx['min_length']} characters",
@@ -67,8 +67,12 @@ def sentence(error: ErrorDetails, root: object) -> str:
     if kind == "string_pattern_mismatch":
         return FORMS.get(ctx["pattern"], f"does not have the form {ctx['pattern']}")
     if kind in _BOUNDS:
-        return _BOUNDS[kind](ctx) + (f", not {value:,}" if isinstance(value, int | float) else "")
+        return _BOUNDS[kind](ctx) + (f", not {_number(value)}" if isinstance(value, int | float) else "")
     return _SHAPES.get(kind) or str(ctx.get("error", error["msg"]))
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,g}"
 
 
 def one_of(value: object, allowed: Sequence[str]) -> str:

@@ -45,7 +45,10 @@ class Wrong:
 
 @dataclass(slots=True)
 class Parsed:
-    """What a text says. ``data`` is whole only when ``wrong`` is empty."""
+    """What a text says.
+
+    ``data`` is ``None`` when what is wrong leaves nothing to judge by; keys that stand twice leave the first.
+    """
 
     data: Data = None
     lines: dict[Place, int] = field(default_factory=dict)
@@ -94,7 +97,9 @@ def parse(raw: bytes) -> Parsed:
         parsed.wrong.append(_broken(error, raw))
     else:
         if node is not None:
-            parsed.data = _Reading(parsed).value(node, ())
+            reading = _Reading(parsed)
+            data = reading.value(node, ())
+            parsed.data = None if reading.partial else data
     return parsed
 
 
@@ -121,6 +126,7 @@ class _Reading:
     def __init__(self, parsed: Parsed) -> None:
         self._parsed = parsed
         self._left = MOST_VALUES
+        self.partial = False
 
     def value(self, node: Node, place: Place) -> Data:
         self._left -= 1
@@ -140,6 +146,10 @@ class _Reading:
                 raise TypeError(type(node).__name__)
 
     def _wrong(self, node: Node, place: Place, sentence: str) -> None:
+        self.partial = True
+        self._twice(node, place, sentence)
+
+    def _twice(self, node: Node, place: Place, sentence: str) -> None:
         self._parsed.wrong.append(Wrong(node.start_mark.line + 1, place, sentence))
 
     def _mapping(self, node: MappingNode, place: Place) -> Data:
@@ -152,7 +162,7 @@ class _Reading:
             elif name == "<<" and key.style is None:
                 self._wrong(key, place, "merge keys (`<<`) are not supported; write the keys out")
             elif name in found:
-                self._wrong(key, (*place, name), f"the key stands twice, first on line {self._line(place, name)}")
+                self._twice(key, (*place, name), f"the key stands twice, first on line {self._line(place, name)}")
             else:
                 self._parsed.lines[*place, name] = key.start_mark.line + 1
                 found[name] = self.value(value, (*place, name))
