@@ -1,0 +1,14 @@
+"""Wait for what another task or process will do."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+
+async def eventually(holds: Callable[[], Awaitable[bool] | bool], seconds: float = 10.0) -> None:
+    """Return once *holds* is true; raises :class:`TimeoutError` if that takes too long."""
+    async with asyncio.timeout(seconds):
+        while True:
+            answer = holds()
+            if answer is True or (not isinstance(answer, bool) and await answer):
+                return
+            await asyncio.sleep(0.005)
