@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: up test lint bench format clean
+.PHONY: up test lint bench bench-fidelity format clean
 .DEFAULT_GOAL := up
 
 .venv/.installed: pyproject.toml
@@ -27,6 +27,9 @@ lint: .venv/.installed  ## style, types and the direction of imports
 
 bench: .venv/.installed  ## what a request costs; writes build/bench.json
 	@$(BIN)/python -m loadtest.bench $(ARGS)
+
+bench-fidelity: .venv/.installed  ## the simulated engine against measured hardware; writes build/fidelity.json
+	@$(BIN)/python -m loadtest.fidelity $(ARGS)
 
 format: .venv/.installed
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -125,12 +125,11 @@ class Core:
             raise ValueError(f"prompt and answer exceed the KV cache of {self.profile.kv_tokens} tokens")
         if request.id in self._waiting or request.id in self._running:
             raise ValueError(f"request {request.id!r} is in the engine already")
-        if self._step is None and not self._running and not self._waiting:
-            self._clock = now
         self._arrivals += 1
         rank = request.priority if self.order == "priority" else 0
         names = request.blocks[: request.prompt_tokens // self.profile.block_tokens] + request.output_blocks
-        self._waiting.push(Progress(request, (rank, self._arrivals), now, names, request.prompt_tokens))
+        progress = Progress(request, (rank, self._arrivals), now, names, request.prompt_tokens)
+        self._waiting.arrive(progress, now + self.profile.front_s(request.prompt_tokens))
 
     def abort(self, request_id: Hashable, now: float) -> Timing | None:
         """Drop a request and free its blocks at once; ``None`` if it has ended already.
@@ -151,9 +150,10 @@ class Core:
         """
         while True:
             if self._step is None:
+                ready = self._look_in_front()
                 if self._clock >= until or not (self._running or self._waiting):
                     break
-                if self._decode_many(until):
+                if self._decode_many(until if ready is None else min(until, ready)):
                     continue
                 self._begin()
             if self._step is None or self._step.end > until:
@@ -167,16 +167,26 @@ class Core:
 
         ``None`` when idle. It may be early; then nothing happens and the next answer is later.
         """
-        if self._step is None:
-            if not (self._running or self._waiting):
-                return None
-            steps = self._steady_steps()
-            if steps == 0:
-                return math.nextafter(self._clock, math.inf)
-            return self._clock + self._decode_s(steps)
-        return self._step.end
+        if self._step is not None:
+            return self._step.end
+        ready = self._look_in_front()
+        if not (self._running or self._waiting):
+            return None
+        soonest = math.nextafter(self._clock, math.inf)
+        steps = self._steady_steps()
+        if steps == 0:
+            return soonest
+        end = self._clock + self._decode_s(steps)
+        return end if ready is None else min(end, max(ready, soonest))
 
     # --- a step -------------------------------------------------------------------------------------------------------
+
+    def _look_in_front(self) -> float | None:
+        """Queue who is ready when the next step may begin; return when the next one after that will be."""
+        if not self._running and not self._waiting.first() and (ready := self._waiting.next_ready()) is not None:
+            self._clock = max(self._clock, ready)
+        self._waiting.admit_ready(self._clock)
+        return self._waiting.next_ready()
 
     def _begin(self) -> None:
         """Settle what the next step does."""
