@@ -15,7 +15,13 @@ from envoy_data_plane.envoy.extensions.access_loggers.grpc.v3 import CommonGrpcA
 from envoy_data_plane.envoy.type.tracing.v3 import CustomTag
 from envoy_data_plane.google.protobuf import Any, Struct
 
-from extproc.adapters.envoy_config.names import ATTEMPT_LOG_NAME, EXT_PROC_CLUSTER, LOG_NAME, TAGS
+from extproc.adapters.envoy_config.names import (
+    ATTEMPT_LOG_NAME,
+    EXT_PROC_CLUSTER,
+    LOG_NAME,
+    REQUEST_ID_HEADER,
+    TAGS,
+)
 
 FLUSH = timedelta(milliseconds=50)
 BATCH_BYTES = 16_384
@@ -41,7 +47,7 @@ def of_requests() -> AccessLog:
 
 
 def of_attempts() -> AccessLog:
-    """Return the log of attempts: which instance really served, which failed."""
+    """Return the log of attempts: which instance really served, which failed; joined by our id's request header."""
     return _grpc(ATTEMPT_LOG_NAME, {})
 
 
@@ -65,6 +71,6 @@ def _grpc(name: str, tags: dict[str, str]) -> AccessLog:
         buffer_size_bytes=BATCH_BYTES,
         custom_tags=[CustomTag(tag=tag, value=text) for tag, text in tags.items()],
     )
-    return AccessLog(
-        name="envoy.access_loggers.http_grpc", typed_config=Any.pack(HttpGrpcAccessLogConfig(common_config=common))
-    )
+    # An attempt's entry carries no dynamic metadata: our id reaches it as a request header.
+    config = HttpGrpcAccessLogConfig(common_config=common, additional_request_headers_to_log=[REQUEST_ID_HEADER])
+    return AccessLog(name="envoy.access_loggers.http_grpc", typed_config=Any.pack(config))

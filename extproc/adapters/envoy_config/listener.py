@@ -3,7 +3,7 @@
 from datetime import timedelta
 from importlib.resources import files
 
-from envoy_data_plane.envoy.config.accesslog.v3 import AccessLogFilter, ExtensionFilter
+from envoy_data_plane.envoy.config.accesslog.v3 import AccessLogFilter, ExtensionFilter, ResponseFlagFilter
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import (
     HeaderMutation,
     HeaderMutationRemoveOnMatch,
@@ -58,7 +58,10 @@ PERIOD = timedelta(milliseconds=500)
 OURS_TO_SET = (
     f"^(x-tokenfleet-[a-z0-9-]+|{names.ENDPOINT}|{names.RETRIES_HEADER}|content-type|content-length|retry-after)$"
 )
-UNREACHED = 'response.code_details.startsWith("ext_proc_error")'
+TOO_LARGE = "The request body is larger than this gateway accepts."
+NO_ROUTER = "The router is not reachable. Try again."
+TOO_SLOW = "No instance answered in time."
+NO_INSTANCE = "No instance could be reached. Try again."
 
 
 def listener(policy: Policy, mesh: Mesh) -> Listener:
@@ -107,11 +110,12 @@ def _hygiene() -> TypedExtensionConfig:
 
 
 def _filters(policy: Policy, mesh: Mesh) -> list[HttpFilter]:
-    chain = []
-    if mesh.body_mode == "full-duplex":
-        # Envoy streams the body past its own limit in this mode, so the limit needs a filter.
-        chain.append(HttpFilter(name=BUFFER_FILTER, typed_config=Any.pack(_limit(policy))))
-    chain.append(HttpFilter(name=EXT_PROC_FILTER, typed_config=Any.pack(_ext_proc(policy, mesh))))
+    # Envoy's own buffer limit enforces nothing below the connection's 1 MiB, and nothing at all when bodies are streamed.
+    limit = Buffer(max_request_bytes=policy.gateway.max_body_bytes)
+    chain = [
+        HttpFilter(name=BUFFER_FILTER, typed_config=Any.pack(limit)),
+        HttpFilter(name=EXT_PROC_FILTER, typed_config=Any.pack(_ext_proc(policy, mesh))),
+    ]
     if mesh.usage:
         source = files(__package__).joinpath("usage.lua").read_text(encoding="utf-8")
         lua = Lua(default_source_code=DataSource(inline_string=source))
@@ -119,10 +123,6 @@ def _filters(policy: Policy, mesh: Mesh) -> list[HttpFilter]:
     router = Router(upstream_log=[access_logs.of_attempts()])
     chain.append(HttpFilter(name="envoy.filters.http.router", typed_config=Any.pack(router)))
     return chain
-
-
-def _limit(policy: Policy) -> Buffer:
-    return Buffer(max_request_bytes=policy.gateway.max_body_bytes)
 
 
 def _ext_proc(policy: Policy, mesh: Mesh) -> ExternalProcessor:
@@ -164,46 +164,41 @@ def _mode(mesh: Mesh) -> ProcessingMode:
 
 
 def _own_answers() -> LocalReplyConfig:
-    """Return how Envoy words what it refuses by itself; our own refusals pass unchanged."""
+    """Return how Envoy words what it refuses by itself; our own refusals match none of these and pass unchanged."""
     return LocalReplyConfig(
         mappers=[
+            _answer(_details("request_payload_too_large"), "invalid_request_error", "request_too_large", TOO_LARGE),
+            _answer(_details("ext_proc_error"), "api_error", "router_unavailable", NO_ROUTER, retry_after_s=1),
+            _answer(_flags("UT", "SI", "DT"), "api_error", "timed_out", TOO_SLOW),
             _answer(
-                'response.code == 413 && response.code_details.startsWith("request_payload_too_large")',
-                "invalid_request_error",
-                "request_too_large",
-                "The request body is larger than this gateway accepts.",
-            ),
-            _answer(
-                UNREACHED, "api_error", "router_unavailable", "The router is not reachable. Try again.", retry_after_s=1
-            ),
-            _answer(
-                'response.code == 504',
-                "api_error",
-                "timed_out",
-                "No instance answered in time.",
-            ),
-            _answer(
-                'response.code == 503 && response.code_details != "" && !response.code_details.startsWith("ext_proc")',
+                _flags("UH", "UF", "UC", "UO", "UR", "LR", "NC"),
                 "api_error",
                 "instance_unavailable",
-                "No instance could be reached. Try again.",
+                NO_INSTANCE,
                 retry_after_s=1,
             ),
         ]
     )
 
 
-def _answer(when: str, kind: str, code: str, message: str, retry_after_s: int | None = None) -> ResponseMapper:
+def _details(prefix: str) -> AccessLogFilter:
+    expression = ExpressionFilter(expression=f'response.code_details.startsWith("{prefix}")')
+    cel = ExtensionFilter(name="envoy.access_loggers.extension_filters.cel", typed_config=Any.pack(expression))
+    return AccessLogFilter(extension_filter=cel)
+
+
+def _flags(*flags: str) -> AccessLogFilter:
+    return AccessLogFilter(response_flag_filter=ResponseFlagFilter(flags=list(flags)))
+
+
+def _answer(
+    when: AccessLogFilter, kind: str, code: str, message: str, retry_after_s: int | None = None
+) -> ResponseMapper:
     """Return one mapper. The body is an error for clients of either API: each finds its own keys."""
     body = {"type": "error", "error": {"type": kind, "code": code, "message": message}}
     retry = HeaderValueOption(header=HeaderValue(key="retry-after", value=str(retry_after_s)))
     return ResponseMapper(
-        filter=AccessLogFilter(
-            extension_filter=ExtensionFilter(
-                name="envoy.access_loggers.extension_filters.cel",
-                typed_config=Any.pack(ExpressionFilter(expression=when)),
-            )
-        ),
+        filter=when,
         body_format_override=SubstitutionFormatString(json_format=Struct.from_dict(body)),
         headers_to_add=[retry] if retry_after_s is not None else [],
     )

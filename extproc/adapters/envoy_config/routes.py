@@ -39,7 +39,7 @@ def routes(policy: Policy, mesh: Mesh) -> RouteConfiguration:
             name="health",
             match=RouteMatch(path="/health"),
             route=_action(policy, mesh, cluster=home),
-            typed_per_filter_config=_around_us(mesh),
+            typed_per_filter_config=_around_us(),
         )
     ]
     if mesh.unrouted_prefix:
@@ -48,7 +48,7 @@ def routes(policy: Policy, mesh: Mesh) -> RouteConfiguration:
                 name="unrouted",
                 match=RouteMatch(prefix=mesh.unrouted_prefix),
                 route=_action(policy, mesh, cluster=home, prefix_rewrite="/"),
-                typed_per_filter_config=_around_us(mesh),
+                typed_per_filter_config=_around_us(),
             )
         )
     table += [
@@ -112,11 +112,11 @@ def _action(policy: Policy, mesh: Mesh, **target: object) -> RouteAction:
     )
 
 
-def _around_us(mesh: Mesh) -> dict[str, Any]:
-    off = {EXT_PROC_FILTER: Any.pack(ExtProcPerRoute(disabled=True))}
-    if mesh.body_mode == "full-duplex":
-        off[BUFFER_FILTER] = Any.pack(BufferPerRoute(disabled=True))
-    return off
+def _around_us() -> dict[str, Any]:
+    return {
+        BUFFER_FILTER: Any.pack(BufferPerRoute(disabled=True)),
+        EXT_PROC_FILTER: Any.pack(ExtProcPerRoute(disabled=True)),
+    }
 
 
 def _from_metadata(key: str, header: str) -> HeaderValueOption:
