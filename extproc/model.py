@@ -192,6 +192,8 @@ class Admit:
     hosts: tuple[str, ...]
     """Addresses, at least two where two exist, all lawful for this request."""
     klass: str
+    clusters: tuple[str, ...] = ()
+    """The Envoy cluster of each host, where retries may change the site; empty keeps them in ``cluster``."""
     why: Mapping[str, float] = field(default_factory=dict)
     """Term → seconds; ``held`` is the wait at the gateway."""
     steer: bool = True

@@ -145,6 +145,10 @@ class Gateway(Section):
         10_000_000, ge=1, description="Largest estimated prompt; a larger one is refused with 400."
     )
     debug: bool = Field(False, description="Answer `tokenfleet-debug` with the verdict's terms in `x-tokenfleet-why`.")
+    cross_site_retries: bool = Field(
+        False,
+        description="True: retries may go to the next lawful site. Needs `envoy-config --style priority-group`.",
+    )
     alter_body: Literal["never", "priority"] = Field(
         "never", description="`priority` writes the class's engine priority into the body; `never` leaves it alone."
     )
@@ -290,7 +294,8 @@ class FleetPolicy(Section):
     def _site_faults(self) -> Iterator[Fault]:
         sites = list(enumerate(self.sites))
         yield from _again(((site.name, ("sites", i, "name")) for i, site in sites), "site {} is named twice")
-        clusters = ((site.envoy_cluster, ("sites", i, "cluster" if site.cluster else "name")) for i, site in sites)
+        alone = sorted({site.name: (i, site) for i, site in reversed(sites)}.values(), key=lambda one: one[0])
+        clusters = ((site.envoy_cluster, ("sites", i, "cluster" if site.cluster else "name")) for i, site in alone)
         yield from _again(clusters, "two sites use the Envoy cluster {}")
         for i, site in sites:
             if site.envoy_cluster == EXT_PROC_CLUSTER:

@@ -10,11 +10,10 @@ import grpc
 from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2, als_pb2_grpc
 
-from extproc.adapters.envoy import OWN_NAMESPACE
+from extproc.adapters.envoy_config import names
 from extproc.model import Ending, Outcome
 from extproc.ports import Decider
 
-USAGE_NAMESPACE = "tokenfleet.usage"
 _CUT_BY_CLIENT = ("downstream_connection_termination", "downstream_remote_reset", "downstream_protocol_error")
 _TIMED_OUT = (
     "stream_idle_timeout",
@@ -49,7 +48,7 @@ class AccessLog(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[misc] # 
 
     def _take(self, entry: accesslog_pb2.HTTPAccessLogEntry) -> None:
         self.entries += 1
-        own = entry.common_properties.metadata.filter_metadata.get(OWN_NAMESPACE)
+        own = entry.common_properties.metadata.filter_metadata.get(names.NAMESPACE)
         request_id = own.fields["id"].string_value if own is not None and "id" in own.fields else ""
         if not request_id:
             return
@@ -62,11 +61,11 @@ class AccessLog(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[misc] # 
 def outcome_of(entry: accesslog_pb2.HTTPAccessLogEntry) -> Outcome:
     """Return what a final entry says of the ending."""
     common, response = entry.common_properties, entry.response
-    usage = common.metadata.filter_metadata.get(USAGE_NAMESPACE)
+    usage = common.metadata.filter_metadata.get(names.USAGE_NAMESPACE)
     fields = usage.fields if usage is not None else {}
     status = response.response_code.value if response.HasField("response_code") else 0
     return Outcome(
-        ending=_ending(common.response_flags, status, "error" in fields),
+        ending=_ending(common.response_flags, status, "stream_error" in fields),
         status=status,
         served=_served(common),
         attempts=max(1, common.upstream_request_attempt_count),

@@ -13,16 +13,9 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import struct_pb2
 
+from extproc.adapters.envoy_config import names
 from extproc.model import Admit
 from extproc.session import Body, Echo, Event, Headers, Phase, Response, Trailers
-
-DESTINATION = "x-gateway-destination-endpoint"
-CLUSTER = "x-tokenfleet-cluster"
-REQUEST_ID = "x-tokenfleet-request-id"
-WHY = "x-tokenfleet-why"
-LB_NAMESPACE = "envoy.lb"
-OWN_NAMESPACE = "tokenfleet"
-PRIORITY_NAMESPACE = "tokenfleet.priority"
 
 _DUPLEX = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
 _OVERWRITE = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
@@ -115,31 +108,47 @@ def echo(action: Echo) -> pb.ProcessingResponse:
 
 
 def steer(
-    phase: Phase, admit: Admit, request_id: str, *, attempts: int, why: str | None, body: bytes | None
+    phase: Phase, admit: Admit, request_id: str, *, why: str | None = None, body: bytes | None = None
 ) -> pb.ProcessingResponse:
     """Return the routing answer.
 
-    The host list is repeated in order until it has *attempts* entries, so that Envoy's retries never run out of it and
-    fall back to a host that nobody chose. In shadow mode only the id is noted. *body* replaces the request's body.
+    Envoy may retry as often as there are hosts left, and no further: beyond the list it would fall back to a host that
+    nobody chose. With hosts in several clusters each attempt is told its cluster (``priority_group``, Envoy 1.40). In
+    shadow mode only the id is noted. *body* replaces the request's body.
     """
     response = pb.ProcessingResponse()
     common = getattr(response, _FIELDS[phase]).response
     metadata = response.dynamic_metadata.fields
-    own = metadata[OWN_NAMESPACE].struct_value.fields
+    own = metadata[names.NAMESPACE].struct_value.fields
     own["id"].string_value = request_id
     if why is not None:
         own["why"].string_value = why
-    headers = [(REQUEST_ID, request_id)]
+    headers = [(names.REQUEST_ID_HEADER, request_id)]
     if admit.steer:
-        rounds = -(-max(attempts, len(admit.hosts)) // len(admit.hosts))
-        hosts = ",".join((admit.hosts * rounds)[: max(attempts, len(admit.hosts))])
-        headers += [(CLUSTER, admit.cluster), (DESTINATION, hosts)]
-        metadata[LB_NAMESPACE].struct_value.fields[DESTINATION].string_value = hosts
+        hosts = ",".join(admit.hosts)
+        headers += [
+            (names.CLUSTER_HEADER, admit.cluster),
+            (names.ENDPOINT, hosts),
+            (names.RETRIES_HEADER, str(len(admit.hosts) - 1)),
+        ]
+        metadata[names.LB_NAMESPACE].struct_value.fields[names.ENDPOINT].string_value = hosts
+        if admit.clusters:
+            groups = metadata[names.PRIORITY_NAMESPACE].struct_value.fields["priority_groups"].list_value
+            for cluster in admit.clusters:
+                _add_group(groups, cluster)
     if body is not None:
         common.body_mutation.body = body
     _set_headers(common.header_mutation, headers)
     common.clear_route_cache = True
     return response
+
+
+def _add_group(groups: struct_pb2.ListValue, cluster: str) -> None:
+    group = groups.values.add().struct_value.fields
+    group["name"].string_value = cluster
+    one = group["clusters"].list_value.values.add().struct_value.fields
+    one["cluster_name"].string_value = cluster
+    one["weight"].number_value = 100
 
 
 def answer(status: int, headers: Iterable[tuple[str, str]], body: bytes, details: str) -> pb.ProcessingResponse:

@@ -25,6 +25,9 @@ from extproc.ports import Decider
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
+_ANSWERED = (table.State.ROUTED, table.State.PASSING)
+"""Envoy has its answer: a clean close now lets the exchange finish."""
+
 
 @dataclass(slots=True)
 class Stats:
@@ -72,7 +75,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
         """
         self.draining = True
         for stream, task in list(self._streams.items()):
-            if stream.session.state in (table.State.ROUTED, table.State.PASSING):
+            if stream.session.state in _ANSWERED:
                 task.cancel()
 
     def held(self) -> int:
@@ -101,7 +104,7 @@ class Stream:
         try:
             await self._serve()
         except asyncio.CancelledError:
-            answered = self.session.state in (table.State.ROUTED, table.State.PASSING)
+            answered = self.session.state in _ANSWERED
             self._leave(table.Closed())
             if not (self._processor.draining and answered):
                 raise
@@ -116,6 +119,9 @@ class Stream:
 
     async def _serve(self) -> None:
         while self.session.state is not table.State.DONE:
+            if self._processor.draining and self.session.state in _ANSWERED:
+                self._leave(table.Closed())
+                return
             message = await self._read()
             if message is grpc.aio.EOF:
                 self._leave(table.Closed())
@@ -175,7 +181,7 @@ class Stream:
     def _steer(self, phase: table.Phase, admit: Admit, body: bytes | None) -> pb.ProcessingResponse:
         explained = self._request is not None and self._request.debug
         why = envoy.explain(admit.why, admit.instance, admit.site, admit.klass) if explained else None
-        return envoy.steer(phase, admit, self._id, attempts=self._processor.policy.tokenpilot.hosts, why=why, body=body)
+        return envoy.steer(phase, admit, self._id, why=why, body=body)
 
     async def _ask(self, body: bytes) -> table.Event | None:
         """Return what the decider says, or ``None`` when Envoy spoke first: the next message tells why."""
