@@ -5,6 +5,7 @@ not at all. ``fleet.yaml`` must be there; every other file may be missing and th
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ FILES: Mapping[str, type[BaseModel]] = {
 }
 REQUIRED = "fleet"
 
+_WORD = re.compile(r"[\w-]+")
 T = TypeVar("T")
 _INSTANCES = tuple[StaticInstance, ...]
 
@@ -233,11 +235,11 @@ class _Folder:
 
 
 def dotted(place: yaml_lines.Place) -> str:
-    """Return a path as people write it: ``sites[1].rtt_ms``; a key that holds a dot is quoted."""
+    """Return a path as people write it: ``sites[1].rtt_ms``; a key that is no plain word is quoted."""
     text = ""
     for step in place:
         if isinstance(step, int):
             text += f"[{step}]"
         else:
-            text += ("." if text else "") + (f'"{step}"' if "." in step else step)
+            text += ("." if text else "") + (step if _WORD.fullmatch(step) else json.dumps(step))
     return text

@@ -95,6 +95,8 @@ def parse(raw: bytes) -> Parsed:
         parsed.wrong.append(Wrong(None, (), "the file is nested too deeply"))
     except YAMLError as error:
         parsed.wrong.append(_broken(error, raw))
+    except ValueError:  # the library's own, for \\U00110000
+        parsed.wrong.append(Wrong(None, (), "an escape (`\\U…`) that stands for no character"))
     else:
         if node is not None:
             reading = _Reading(parsed)
