@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from inspect import isawaitable
 
 
 async def eventually(holds: Callable[[], Awaitable[bool] | bool], seconds: float = 10.0) -> None:
@@ -9,6 +10,6 @@ async def eventually(holds: Callable[[], Awaitable[bool] | bool], seconds: float
     async with asyncio.timeout(seconds):
         while True:
             answer = holds()
-            if answer is True or (not isinstance(answer, bool) and await answer):
+            if await answer if isawaitable(answer) else answer:
                 return
             await asyncio.sleep(0.005)

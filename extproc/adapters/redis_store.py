@@ -18,8 +18,8 @@ from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
+from redis.exceptions import AuthenticationError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
 
 from extproc.model import Reading
 from extproc.ports import StoreAway
@@ -152,5 +152,12 @@ class _PasswordFile(CredentialProvider):
         self._username = username
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        password = self._path.read_text(encoding="utf-8").strip()
+        try:
+            password = self._path.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            # As an OSError the client would report it as one of the connection, and name the socket.
+            raise AuthenticationError(f"password file: {error}") from error
         return (password,) if self._username is None else (self._username, password)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self.get_credentials()
