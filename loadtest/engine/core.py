@@ -105,10 +105,6 @@ class Core:
         """Return whether the live request *request_id* has been scheduled at least once."""
         return self._live(request_id).started is not None
 
-    def cached_tokens(self, request_id: Hashable) -> int:
-        """Return the prompt tokens of the live request *request_id* that were found in the cache."""
-        return self._live(request_id).cached
-
     # --- what can be done ---------------------------------------------------------------------------------------------
 
     def submit(self, request: EngineRequest, now: float) -> None:
@@ -351,7 +347,7 @@ class Core:
         self.totals.generated += 1
         if progress.first_token is None:
             progress.first_token = self._clock
-            self._events.append(FirstToken(progress.request.id, self._clock))
+            self._events.append(FirstToken(progress.request.id, self._clock, progress.cached))
         if progress.generated == progress.request.output_tokens:
             self._complete([progress])
             return

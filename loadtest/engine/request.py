@@ -32,6 +32,8 @@ class FirstToken:
 
     id: Hashable
     at: float
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
