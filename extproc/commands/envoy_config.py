@@ -10,54 +10,91 @@ from typing import Annotated
 
 import typer
 
+from extproc import settings
 from extproc.adapters import policy_files
 from extproc.adapters.envoy_config import Mesh, MutualTls, write
-from extproc.adapters.envoy_config.mesh import DEFAULT_SERVERS, BodyMode, Style
-from extproc.policy import Policy
+from extproc.adapters.envoy_config.mesh import BodyMode, Style
+
+_PLACES = "Where things are"
+_CHOICES = "Choices"
+_TLS = "mTLS to our servers"
 
 
-def envoy_config(  # noqa: PLR0913 - one option each
-    policies: Annotated[
-        Path, typer.Option(envvar="TOKENFLEET_POLICIES", help="Policy folder; fleet.yaml names the sites.")
-    ] = Path("policies"),
+def envoy_config(
+    policy: settings.PolicyFolder = settings.DEFAULT_POLICY,
     out: Annotated[Path | None, typer.Option(help="File to write; none prints.")] = None,
-    listen: Annotated[str, typer.Option(help="host:port on which Envoy takes requests.")] = "0.0.0.0:8080",  # noqa: S104 - a gateway listens for others
-    admin: Annotated[str, typer.Option(help="host:port of Envoy's admin page.")] = "127.0.0.1:9901",
+    validate: Annotated[bool, typer.Option("--validate", help="Let Envoy check the result.")] = False,
+    listen: Annotated[
+        str, typer.Option(help="host:port on which Envoy takes requests.", rich_help_panel=_PLACES)
+    ] = "0.0.0.0:8080",
+    admin: Annotated[
+        str, typer.Option(help="host:port of Envoy's admin page.", rich_help_panel=_PLACES)
+    ] = "127.0.0.1:9901",
     server: Annotated[
         list[str] | None,
-        typer.Option(help="Our gRPC server, host:port or unix:/path; again for each. [default: 127.0.0.1:9002]"),
+        typer.Option(
+            help=f"Our gRPC server, host:port or unix:/path; again for each. [default: {settings.DEFAULT_LISTEN}]",
+            rich_help_panel=_PLACES,
+        ),
     ] = None,
     eds: Annotated[
-        Path | None, typer.Option(help="Folder of endpoint files that `serve` keeps; none lists endpoints inline.")
+        Path | None,
+        typer.Option(
+            help="Folder of endpoint files that the collector keeps; none lists endpoints inline.",
+            rich_help_panel=_PLACES,
+        ),
+    ] = None,
+    access_log: Annotated[
+        str | None, typer.Option(help="Path of a JSON access log, e.g. /dev/stdout.", rich_help_panel=_PLACES)
     ] = None,
     style: Annotated[
-        Style, typer.Option(help="cluster-header: any Envoy. priority-group: Envoy 1.40, retries may change the site.")
+        Style,
+        typer.Option(
+            help="cluster-header: any recent Envoy. priority-group: Envoy 1.40; retries may move to the next site.",
+            rich_help_panel=_CHOICES,
+        ),
     ] = "cluster-header",
     body_mode: Annotated[
-        BodyMode, typer.Option(help="buffered: one body message. full-duplex: as Gateway API implementations do.")
+        BodyMode,
+        typer.Option(
+            help="buffered: the body in one message. full-duplex: in pieces, as Gateway API implementations do.",
+            rich_help_panel=_CHOICES,
+        ),
     ] = "buffered",
     failure_mode_allow: Annotated[
-        bool, typer.Option(help="No server answers: send the request home unrouted, instead of a 503.")
+        bool,
+        typer.Option(
+            help="When no server answers: send requests home unrouted, or refuse them with 503.",
+            rich_help_panel=_CHOICES,
+        ),
     ] = False,
-    usage: Annotated[bool, typer.Option(help="Read token counts from answers with a Lua filter.")] = True,
+    usage: Annotated[
+        bool, typer.Option(help="Read token counts from answers with a Lua filter.", rich_help_panel=_CHOICES)
+    ] = True,
     unrouted_prefix: Annotated[
-        str, typer.Option(help="Paths that skip the router, prefix taken off; '' for none.")
+        str,
+        typer.Option(help="Paths that skip the router, prefix taken off; '' for none.", rich_help_panel=_CHOICES),
     ] = "/unrouted/",
-    access_log: Annotated[str | None, typer.Option(help="JSON access log, e.g. /dev/stdout.")] = None,
-    tls_certificate: Annotated[Path | None, typer.Option(help="mTLS to our servers: Envoy's certificate.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="mTLS to our servers: Envoy's key.")] = None,
-    tls_ca: Annotated[Path | None, typer.Option(help="mTLS to our servers: the authority that signed theirs.")] = None,
-    tls_server_name: Annotated[str, typer.Option(help="mTLS to our servers: DNS name in their certificate.")] = "",
-    validate: Annotated[bool, typer.Option("--validate", help="Let Envoy check the result, if it is found.")] = False,
+    tls_certificate: Annotated[Path | None, typer.Option(help="Envoy's certificate.", rich_help_panel=_TLS)] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.", rich_help_panel=_TLS)] = None,
+    tls_ca: Annotated[Path | None, typer.Option(help="Who must have signed ours.", rich_help_panel=_TLS)] = None,
+    tls_server_name: Annotated[
+        str, typer.Option(help="DNS name that our certificate must carry.", rich_help_panel=_TLS)
+    ] = "",
 ) -> None:
     """Write an Envoy configuration for the sites of a policy folder.
 
     The result drops into a stock Envoy: `envoy -c FILE`. envoy/README.md says why each setting stands.
     """
+    host, port = settings.host_port(listen, "--listen")
+    admin_host, admin_port = settings.host_port(admin, "--admin")
+    files = settings.tls(tls_certificate, tls_key, tls_ca)
     mesh = Mesh(
-        *_host_port(listen, "--listen"),
-        *_host_port(admin, "--admin"),
-        servers=tuple(server or DEFAULT_SERVERS),
+        host=host,
+        port=port,
+        admin_host=admin_host,
+        admin_port=admin_port,
+        servers=tuple(server or [settings.DEFAULT_LISTEN]),
         eds=eds,
         style=style,
         body_mode=body_mode,
@@ -65,9 +102,9 @@ def envoy_config(  # noqa: PLR0913 - one option each
         usage=usage,
         unrouted_prefix=unrouted_prefix,
         access_log=access_log,
-        tls=_tls(tls_certificate, tls_key, tls_ca, tls_server_name),
+        tls=MutualTls(files.certificate, files.key, files.ca, tls_server_name) if files else None,
     )
-    text = _written(_policy(policies), mesh)
+    text = _written(settings.policy_folder(policy), mesh)
     if validate:
         _validate(text)
     if out is None:
@@ -76,42 +113,17 @@ def envoy_config(  # noqa: PLR0913 - one option each
         out.write_text(text, encoding="utf-8")
 
 
-def _policy(folder: Path) -> Policy:
+def _written(folder: Path, mesh: Mesh) -> str:
     try:
-        return policy_files.load(folder)
-    except policy_files.PolicyError as error:
+        return write(policy_files.load(folder), mesh)
+    except (policy_files.PolicyError, ValueError) as error:
         raise _stop(str(error)) from None
-
-
-def _written(policy: Policy, mesh: Mesh) -> str:
-    try:
-        return write(policy, mesh)
-    except ValueError as error:
-        raise _stop(str(error)) from None
-
-
-def _host_port(text: str, option: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
-        raise typer.BadParameter(f"{text!r} is not host:port", param_hint=option)
-    return host.strip("[]"), int(port)
-
-
-def _tls(certificate: Path | None, key: Path | None, ca: Path | None, server_name: str) -> MutualTls | None:
-    match certificate, key, ca:
-        case None, None, None:
-            return None
-        case Path(), Path(), Path():
-            return MutualTls(certificate, key, ca, server_name)
-        case _:
-            raise typer.BadParameter("give all three of --tls-certificate, --tls-key, --tls-ca, or none")
 
 
 def _validate(text: str) -> None:
     envoy = shutil.which("envoy") or shutil.which("envoy", path=sysconfig.get_path("scripts"))
     if envoy is None:
-        typer.echo("envoy-config: no envoy on PATH, so nothing was validated", err=True)
-        return
+        raise _stop("no envoy on PATH to validate with")
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(text)
         file.flush()

@@ -23,7 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 T = TypeVar("T")
 PLAN = "t-plan"
-"""Header with a JSON object: cluster, hosts, groups, id, why, retries, hold, refuse, abort, set."""
+"""Header with a JSON object: cluster, hosts, groups, id, why, retries, hold, gate, refuse, abort, set, body."""
 ID_HEADER = "x-tokenfleet-request-id"
 OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 PIECE = 62_000
@@ -58,12 +58,13 @@ class Seen:
     ended: float | None = None
 
 
-class Scripted(ext_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServiceServicer):
+class Scripted:
     """ext_proc, access log and health on one address."""
 
     def __init__(self) -> None:
         self.streams: list[Seen] = []
         self.logged: list[tuple[str, accesslog_pb2.HTTPAccessLogEntry]] = []
+        self.gate = asyncio.Event()
         self.server: grpc.aio.Server | None = None
         self.address = ""
 
@@ -92,7 +93,7 @@ class Scripted(ext_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogService
         named = [one for name, one in self.logged if name == "tokenfleet-attempt"]
         return [one for one in named if one.request.request_headers.get(ID_HEADER) == request_id]
 
-    async def StreamAccessLogs(self, requests: Any, context: Any) -> als_pb2.StreamAccessLogsResponse:  # noqa: N802 - gRPC's name
+    async def StreamAccessLogs(self, requests: Any, _context: Any) -> als_pb2.StreamAccessLogsResponse:  # noqa: N802 - gRPC's name
         name = ""
         async for message in requests:
             name = message.identifier.log_name or name
@@ -134,6 +135,8 @@ class Scripted(ext_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogService
     async def _decided(self, seen: Seen, context: Any) -> ext.ProcessingResponse:
         plan = json.loads(seen.headers.get(PLAN, "{}"))
         await asyncio.sleep(plan.get("hold", 0))
+        if plan.get("gate"):
+            await self.gate.wait()
         if plan.get("abort"):
             await context.abort(grpc.StatusCode.INTERNAL, "as told")
         if status := plan.get("refuse"):
@@ -143,7 +146,9 @@ class Scripted(ext_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogService
             return ext.ProcessingResponse(immediate_response=refusal)
         common = ext.CommonResponse(header_mutation=mutation(wanted_headers(plan)), clear_route_cache=True)
         if "body" in plan:
-            common.body_mutation.body = plan["body"].encode()
+            seen.body = plan["body"].encode()
+            if not seen.duplex:
+                common.body_mutation.body = seen.body
         metadata = struct_pb2.Struct()
         metadata.update(wanted_metadata(plan))
         ended_in_headers = seen.duplex or not seen.body
@@ -156,6 +161,9 @@ class Scripted(ext_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogService
 
 def wanted_headers(plan: Mapping[str, Any]) -> dict[str, str]:
     told = dict(plan.get("set", {}))
+    if "body" in plan:
+        # Buffered, Envoy answers 503 by itself when the length that it was told is not the new body's.
+        told["content-length"] = str(len(plan["body"].encode()))
     if "cluster" in plan:
         told["x-tokenfleet-cluster"] = plan["cluster"]
     if "hosts" in plan:

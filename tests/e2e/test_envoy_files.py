@@ -30,8 +30,16 @@ VARIANTS = [
 CHAT_PATH = "/v1/chat/completions"
 LIMIT = 300_000
 USAGE_CHUNK = (
-    'data: {"choices":[],"usage":{"prompt_tokens":12,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":8}}}'
-    "\n\n"
+    'data: {"choices":[],"usage":{"prompt_tokens":12,"completion_tokens":3,'
+    '"prompt_tokens_details":{"cached_tokens":8}}}\n\n'
+)
+ANTHROPIC_START = (
+    'event: message_start\ndata: {"message":{"usage":{"input_tokens":11,"cache_read_input_tokens":100,'
+    '"cache_creation_input_tokens":0,"output_tokens":1}}}\n\n'
+)
+RESPONSES_END = (
+    'event: response.completed\ndata: {"response":{"output":"' + "x" * 30_000 + '","usage":{"input_tokens":50,'
+    '"input_tokens_details":{"cached_tokens":0},"output_tokens":2},"user":null}}\n\n'
 )
 
 
@@ -176,6 +184,23 @@ async def test_the_body_reaches_the_engine_unharmed(lab: Lab) -> None:
     assert told["bytes"] == len(body)
     assert lab.engines["a0"].requests[-1][1] == body
     assert lab.server.streams[-1].body == body
+
+
+async def test_a_body_that_the_server_replaced_reaches_the_engine_whole(lab: Lab) -> None:
+    for body in ('{"priority":5,"longer":true}', "{}"):
+        _, _, told = await lab.post(lab.to("a", hosts=["a0"], body=body))
+        assert told["bytes"] == len(body)
+        assert lab.engines["a0"].requests[-1][1] == body.encode()
+
+
+async def test_without_groups_the_header_alone_names_the_site(lab: Lab) -> None:
+    plan = {"cluster": "site-b", "hosts": lab.at("b1")}
+    for _ in range(3):
+        _, _, told = await lab.post(steering(**plan))
+        assert told["served"] == "b1"
+    lab.engines["b1"].status = 503
+    _, _, told = await lab.post(steering(**plan, retries=1))
+    assert told["served"] == "b0"
 
 
 # --- hygiene ----------------------------------------------------------------------------------------------------------
@@ -351,8 +376,7 @@ ANSWERS = {
     "streamed Anthropic": (
         "chunks",
         [
-            'event: message_start\ndata: {"message":{"usage":{"input_tokens":11,"cache_read_input_tokens":100,'
-            '"cache_creation_input_tokens":0,"output_tokens":1}}}\n\n',
+            ANTHROPIC_START,
             *["event: content_block_delta\ndata: {}\n\n" * 40] * 8,
             'event: message_delta\ndata: {"usage":{"output_tokens":15}}\n\n',
             'event: message_stop\ndata: {"type":"message_stop"}\n\n',
@@ -363,9 +387,7 @@ ANSWERS = {
         "chunks",
         [
             'event: response.output_text.delta\ndata: {"delta":"hi"}\n\n',
-            'event: response.completed\ndata: {"response":{"output":"'
-            + "x" * 30_000
-            + '","usage":{"input_tokens":50,"input_tokens_details":{"cached_tokens":0},"output_tokens":2},"user":null}}\n\n',
+            RESPONSES_END,
         ],
         {"prompt_tokens": 50, "completion_tokens": 2, "cached_tokens": 0},
     ),
@@ -450,12 +472,10 @@ async def test_a_changed_endpoint_file_is_picked_up(run: Any, tmp_path: Path) ->
     assert (await lab.post(lab.to("a", hosts=["a1"])))[2]["served"] == "a0"
 
 
-async def test_a_hold_outlasts_every_timer_but_the_longest_wait(run: Any) -> None:
-    classes = [{"name": "standard", "longest_wait_ms": 2000}]
-    lab = run(policy=a_policy(slomax={"classes": classes}), stall_s=1.0)
-    begun = time.monotonic()
-    status, _, _ = await lab.post(lab.to("b", hosts=["b0"], hold=3.0))
-    assert (status, time.monotonic() - begun >= 3.0) == (503, True)  # the policy's own instances are not running
+async def test_a_hold_outlasts_the_time_that_an_engine_may_be_silent(run: Any) -> None:
+    lab = run(stall_s=0.5)
+    status, _, told = await lab.post(lab.to("b", hosts=["b0"], hold=1.5))
+    assert (status, told["served"]) == (200, "b0")
 
 
 async def test_an_engine_that_goes_silent_is_cut(run: Any) -> None:
@@ -480,12 +500,15 @@ async def test_the_file_log_holds_one_line_a_request(run: Any, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("mode", ["buffered", "full-duplex"])
-async def test_thousands_of_requests_can_be_held(run: Any, mode: str) -> None:
-    lab = run(body_mode=mode)
+async def test_more_requests_than_envoys_default_allows_can_be_held(run: Any, mode: str) -> None:
+    lab, held = run(body_mode=mode), 1200
+    lab.server.gate.clear()
+    streams = len(lab.server.streams)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         many = replace(lab, http=http)
-        headers = many.to("a", hosts=["a0"], hold=4.0)
-        answers = await asyncio.gather(*(many.post(headers) for _ in range(1500)))
-    from collections import Counter
-    print(Counter((status, str(told.get("error"))[:60]) for status,_,told in answers)); print(lab.envoy.get("/stats?filter=cluster.(site-a|tokenfleet-ext-proc).*(fail|timeout|overflow|reset|retry)"))
-    assert {status for status, _, _ in answers} == {200}
+        calls = [asyncio.ensure_future(many.post(steering(refuse=429, gate=True))) for _ in range(held)]
+        await until(lambda: len([one for one in lab.server.streams[streams:] if one.body]) == held, 30)
+        assert not [one for one in calls if one.done()]
+        lab.server.gate.set()
+        answers = await asyncio.gather(*calls)
+    assert {status for status, _, _ in answers} == {429}

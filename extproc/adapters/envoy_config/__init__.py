@@ -1,68 +1,24 @@
-"""Write the configuration of a stock Envoy for a policy.
+"""Envoy's configuration for a policy.
 
 Typed messages of envoy-data-plane go in; YAML comes out whose every string is quoted, so that YAML 1.1 cannot take one
-for a boolean. ``envoy/README.md`` says why each setting stands.
+for a boolean. ``envoy/README.md`` says why each setting stands. This file, ``names.py`` and ``mesh.py`` are light and
+for everyone; the rest loads envoy-data-plane (a second, 15 MB), which no server needs.
 """
 
-import io
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from envoy_data_plane.envoy.config.bootstrap.v3 import Admin, Bootstrap, BootstrapStaticResources
-from envoy_data_plane.envoy.config.core.v3 import Address, Node, SocketAddress
-from ruamel.yaml import YAML
-from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
-
-from extproc.adapters.envoy_config.clusters import clusters
-from extproc.adapters.envoy_config.listener import listener
 from extproc.adapters.envoy_config.mesh import Mesh, MutualTls
 from extproc.policy import Policy
 
-__all__ = ["Mesh", "MutualTls", "bootstrap", "write"]
-
-HEADER = "# Written by `tokenfleet envoy-config`; envoy/README.md says why each setting stands.\n"
+__all__ = ["Mesh", "MutualTls", "write"]
 
 
-def bootstrap(policy: Policy, mesh: Mesh) -> Bootstrap:
-    """Return the whole configuration as envoy-data-plane's message.
+def write(policy: Policy, mesh: Mesh) -> str:
+    """Return the configuration as YAML.
 
     Raises
     ------
     ValueError
         If Envoy cannot do what the policy asks; the message is a sentence for the operator.
     """
-    admin = SocketAddress(address=mesh.admin_host, port_value=mesh.admin_port)
-    return Bootstrap(
-        node=Node(id="tokenfleet", cluster="tokenfleet"),
-        admin=Admin(address=Address(socket_address=admin)),
-        static_resources=BootstrapStaticResources(
-            listeners=[listener(policy, mesh)], clusters=clusters(policy, mesh)
-        ),
-    )
+    from extproc.adapters.envoy_config.bootstrap import to_yaml  # noqa: PLC0415 - a second to load, for writers alone
 
-
-def write(policy: Policy, mesh: Mesh) -> str:
-    """Return the configuration as YAML; raises as :func:`bootstrap` does."""
-    tree = bootstrap(policy, mesh).to_dict(casing=_as_written)
-    yaml = YAML()
-    yaml.width = 4096
-    out = io.StringIO()
-    yaml.dump(_quoted(tree), out)
-    return HEADER + out.getvalue()
-
-
-def _as_written(field: str) -> str:
-    """Keep a field's own name: betterproto2's snake case turns ``consecutive_5xx`` into ``consecutive_5_xx``."""
-    return field
-
-
-def _quoted(node: Any) -> Any:  # noqa: ANN401 - a JSON tree
-    match node:
-        case str():
-            return LiteralScalarString(node) if "\n" in node else DoubleQuotedScalarString(node)
-        case Mapping():
-            return {DoubleQuotedScalarString(key) if key[:1] == "@" else key: _quoted(one) for key, one in node.items()}
-        case Sequence():
-            return [_quoted(one) for one in node]
-        case _:
-            return node
+    return to_yaml(policy, mesh)

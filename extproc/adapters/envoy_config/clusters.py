@@ -179,9 +179,7 @@ def _tls(tls: MutualTls) -> TransportSocket:
         return DataSource(filename=str(path))
 
     expected = [
-        SubjectAltNameMatcher(
-            san_type=SubjectAltNameMatcherSanType.DNS, matcher=StringMatcher(exact=tls.server_name)
-        )
+        SubjectAltNameMatcher(san_type=SubjectAltNameMatcherSanType.DNS, matcher=StringMatcher(exact=tls.server_name))
     ]
     context = UpstreamTlsContext(
         sni=tls.server_name,

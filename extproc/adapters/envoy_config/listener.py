@@ -17,6 +17,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     HeaderValue,
     HeaderValueOption,
     RetryPolicy,
+    RetryPolicyRetryHostPredicate,
     SocketAddress,
     SubstitutionFormatString,
     TypedExtensionConfig,
@@ -44,6 +45,7 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
 from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation.v3 import (
     HeaderMutation as EarlyHeaderMutation,
 )
+from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
 from envoy_data_plane.envoy.type.matcher.v3 import RegexMatcher, StringMatcher
 from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
 from envoy_data_plane.google.protobuf import Any, Struct
@@ -110,7 +112,7 @@ def _hygiene() -> TypedExtensionConfig:
 
 
 def _filters(policy: Policy, mesh: Mesh) -> list[HttpFilter]:
-    # Envoy's own buffer limit enforces nothing below the connection's 1 MiB, and nothing at all when bodies are streamed.
+    # The route's own limit refuses nothing below the connection's 1 MiB, and nothing at all when bodies are streamed.
     limit = Buffer(max_request_bytes=policy.gateway.max_body_bytes)
     chain = [
         HttpFilter(name=BUFFER_FILTER, typed_config=Any.pack(limit)),
@@ -131,7 +133,7 @@ def _ext_proc(policy: Policy, mesh: Mesh) -> ExternalProcessor:
     return ExternalProcessor(
         grpc_service=GrpcService(
             envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=names.EXT_PROC_CLUSTER),
-            retry_policy=RetryPolicy(retry_on="connect-failure,refused-stream,reset,unavailable", num_retries=3),
+            retry_policy=_another_worker(),
         ),
         failure_mode_allow=mesh.failure_mode_allow,
         status_on_error=HttpStatus(code=StatusCode.ServiceUnavailable),
@@ -144,6 +146,19 @@ def _ext_proc(policy: Policy, mesh: Mesh) -> ExternalProcessor:
                 untyped=[names.LB_NAMESPACE, names.NAMESPACE, names.PRIORITY_NAMESPACE]
             ),
         ),
+    )
+
+
+def _another_worker() -> RetryPolicy:
+    """Return what Envoy does while a worker has not answered at all: ask another one."""
+    another = RetryPolicyRetryHostPredicate(
+        name="envoy.retry_host_predicates.previous_hosts", typed_config=Any.pack(PreviousHostsPredicate())
+    )
+    return RetryPolicy(
+        retry_on="connect-failure,refused-stream,reset,unavailable",
+        num_retries=3,
+        retry_host_predicate=[another],
+        host_selection_retry_max_attempts=5,
     )
 
 

@@ -19,6 +19,7 @@ from envoy_data_plane.envoy.config.route.v3 import (
 from envoy_data_plane.envoy.extensions.filters.http.buffer.v3 import BufferPerRoute
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import ExtProcPerRoute
 from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
+from envoy_data_plane.envoy.type.matcher.v3 import MetadataMatcher, MetadataMatcherPathSegment, ValueMatcher
 from envoy_data_plane.google.protobuf import Any
 
 from extproc.adapters.envoy_config import names
@@ -52,11 +53,7 @@ def routes(policy: Policy, mesh: Mesh) -> RouteConfiguration:
             )
         )
     table += [
-        Route(
-            name="steered",
-            match=RouteMatch(prefix="/", headers=[HeaderMatcher(name=names.CLUSTER_HEADER, present_match=True)]),
-            route=_steered(policy, mesh, home),
-        ),
+        *_steered(policy, mesh, home),
         Route(name="home", match=RouteMatch(prefix="/"), route=_action(policy, mesh, cluster=home)),
     ]
     host = VirtualHost(
@@ -64,7 +61,10 @@ def routes(policy: Policy, mesh: Mesh) -> RouteConfiguration:
         domains=["*"],
         routes=table,
         request_body_buffer_limit=policy.gateway.max_body_bytes,
-        response_headers_to_add=[_from_metadata("why", names.WHY_HEADER), _from_metadata("id", names.REQUEST_ID_HEADER)],
+        response_headers_to_add=[
+            _from_metadata("why", names.WHY_HEADER),
+            _from_metadata("id", names.REQUEST_ID_HEADER),
+        ],
     )
     return RouteConfiguration(name="tokenfleet", virtual_hosts=[host])
 
@@ -74,18 +74,31 @@ def home_cluster(policy: Policy) -> str:
     return next(site.envoy_cluster for site in policy.fleet.sites if site.name == policy.fleet.home)
 
 
-def _steered(policy: Policy, mesh: Mesh, home: str) -> RouteAction:
-    if mesh.style == "cluster-header":
-        return _action(policy, mesh, cluster_header=names.CLUSTER_HEADER)
-    # Home alone is configured: without our metadata a retry must not reach a site that nobody has found lawful.
+def _steered(policy: Policy, mesh: Mesh, home: str) -> list[Route]:
+    """Return the routes of what we steered; without groups of ours the header names the site, never Envoy."""
+    named = [HeaderMatcher(name=names.CLUSTER_HEADER, present_match=True)]
+    table = []
+    if mesh.style == "priority-group":
+        given = MetadataMatcher(
+            filter=names.PRIORITY_NAMESPACE,
+            path=[MetadataMatcherPathSegment(key="priority_groups")],
+            value=ValueMatcher(present_match=True),
+        )
+        match = RouteMatch(prefix="/", headers=named, dynamic_metadata=[given])
+        route = _action(policy, mesh, inline_cluster_specifier_plugin=_groups(home))
+        table.append(Route(name="steered-by-attempt", match=match, route=route))
+    route = _action(policy, mesh, cluster_header=names.CLUSTER_HEADER)
+    return [*table, Route(name="steered", match=RouteMatch(prefix="/", headers=named), route=route)]
+
+
+def _groups(home: str) -> ClusterSpecifierPlugin:
+    # Home alone is configured: without lawful groups of ours a retry must not reach another site.
     groups = PriorityGroupClusterSpecifier(
         priority_groups=[PriorityGroup(name=home, clusters=[ClusterWeight(cluster_name=home, weight=1)])],
         override_metadata_namespace=names.PRIORITY_NAMESPACE,
     )
-    extension = TypedExtensionConfig(
-        name="envoy.router.cluster_specifier_plugin.priority_group", typed_config=Any.pack(groups)
-    )
-    return _action(policy, mesh, inline_cluster_specifier_plugin=ClusterSpecifierPlugin(extension=extension))
+    name = "envoy.router.cluster_specifier_plugin.priority_group"
+    return ClusterSpecifierPlugin(extension=TypedExtensionConfig(name=name, typed_config=Any.pack(groups)))
 
 
 def _action(policy: Policy, mesh: Mesh, **target: object) -> RouteAction:
