@@ -8,16 +8,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from extproc import settings
 from extproc.adapters import policy_files, policy_table
 from extproc.adapters.policy_files import Checked, Problem
 from extproc.policy import Policy
 
 
 def check(
-    policy: Annotated[
-        Path,
-        typer.Option("--policy", "--policies", envvar="TOKENFLEET_POLICIES", help="Policy folder to check."),
-    ] = Path("policies"),
+    policy: settings.PolicyFolder = settings.DEFAULT_POLICY,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of each file, for editors, and check nothing.")
@@ -37,11 +35,12 @@ def check(
     if markdown is not None:
         markdown.write_text(policy_table.rewritten(markdown.read_text(encoding="utf-8")), encoding="utf-8")
         return
-    found = policy_files.examine(policy)
+    folder = settings.policy_folder(policy)
+    found = policy_files.examine(folder)
     if as_json:
         typer.echo(json.dumps(_report(found), indent=2))
     else:
-        _tell(found, policy)
+        _tell(found, folder)
     if found.problems or (strict and found.warnings):
         raise typer.Exit(1)
 

@@ -95,7 +95,7 @@ def test_instances_found_at_run_time_are_named(folder: Path) -> None:
 
 def test_the_folder_may_come_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "gateway.yaml").write_text("debug: maybe\n")
-    monkeypatch.setenv("TOKENFLEET_POLICIES", str(folder))
+    monkeypatch.setenv("TOKENFLEET_POLICY", str(folder))
     assert run().exit_code == 1
 
 
