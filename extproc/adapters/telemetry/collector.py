@@ -26,6 +26,9 @@ Mirror = Callable[[Mapping[str, Sequence[str]]], None]
 VET_S = 10.0
 """Time between two questions for health and loaded models; they are also asked after anything went wrong."""
 
+_ASK_AGAIN_S = 1.0
+"""A busy engine may be slow to list its models; until it does, discovery is believed."""
+
 _log = structlog.get_logger()
 
 
@@ -119,21 +122,20 @@ class Collector:
         vet_at = due
         while True:
             await asyncio.sleep(due - loop.time())
-            well = await self._scrape(life, vet=loop.time() >= vet_at)
-            if not well:
-                vet_at = 0.0
-            elif loop.time() >= vet_at:
-                vet_at = loop.time() + self._vet_s
+            pause = await self._scrape(life, vet=loop.time() >= vet_at)
+            if pause is not None:
+                vet_at = loop.time() + pause
             due = max(due + period, loop.time())
 
-    async def _scrape(self, life: Life, *, vet: bool) -> bool:
-        """Ask once; return whether the instance serves."""
+    async def _scrape(self, life: Life, *, vet: bool) -> float | None:
+        """Ask once; return after how many seconds to vet again, ``None`` to leave that as planned."""
+        pause = self._vet_s if vet else None
         answer = await scrape.numbers(self._session, life.instance)
         if vet and isinstance(answer, Good):
             well = await scrape.health(self._session, life.instance)
             answer = answer if isinstance(well, Good) else well
             if isinstance(answer, Good):
-                await self._ask_models(life)
+                pause = await self._ask_models(life)
         match answer:
             case Good(numbers, error):
                 life.answered(self._wall(), numbers, error)
@@ -141,13 +143,15 @@ class Collector:
                 life.loading(self._wall(), error)
             case Silent(error, refused):
                 life.failed(self._wall(), error, refused=refused)
-        return isinstance(answer, Good)
+        return pause if isinstance(answer, Good) else 0.0
 
-    async def _ask_models(self, life: Life) -> None:
+    async def _ask_models(self, life: Life) -> float:
+        """Return after how many seconds to ask again."""
         try:
             life.serves(await scrape.models(self._session, life.instance))
         except TimeoutError:
-            return  # what it said before stands; a busy engine is slow at this too
+            return min(_ASK_AGAIN_S, self._vet_s)  # what it said before stands
+        return self._vet_s
 
     async def _tick(self) -> None:
         now = self._wall()

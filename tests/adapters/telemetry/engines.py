@@ -25,6 +25,7 @@ class Engine:
     models_body: str | None = None
     going: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared, it holds every answer back: the engine hangs."""
+    models_hang: bool = False
     asked: list[str] = field(default_factory=list)
     port: int = 0
     _runner: web.AppRunner | None = None
@@ -61,6 +62,8 @@ class Engine:
             return web.Response(body=body, status=self.page_status)
         if request.path == "/health":
             return web.Response(status=self.health_status)
+        if request.path == "/v1/models" and self.models_hang:
+            await asyncio.Event().wait()
         if request.path == "/v1/models" and self.models_body is not None:
             return web.Response(text=self.models_body)
         if request.path == "/v1/models" and self.models is not None:

@@ -169,6 +169,14 @@ async def test_models_and_health_are_asked_seldom() -> None:
     assert engine.count("/health") == 1
 
 
+async def test_a_model_list_that_hangs_makes_nobody_lost_and_is_asked_for_again() -> None:
+    engine = Engine(models_hang=True)
+    async with engines(engine), collecting(a_fleet(static(engine), timeout_ms=50), vet_s=0.1) as seen:
+        assert (await seen.becomes("a-0", State.READY)).models is None
+        engine.models_hang = False
+        assert (await seen.shows("a-0", lambda reading: reading.models is not None)).state is State.READY
+
+
 async def test_models_loaded_later_are_seen() -> None:
     engine = Engine()
     async with engines(engine), collecting(a_fleet(static(engine)), vet_s=0.05) as seen:
