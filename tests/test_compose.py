@@ -6,6 +6,7 @@ ports and probes fit together.
 
 import asyncio
 import itertools
+import json
 import re
 import shlex
 import shutil
@@ -152,6 +153,24 @@ def test_each_engine_serves_what_the_fleet_says_of_it(name: str, policy: Policy)
     (group,) = [group for _, group in policy.fleet.groups if group.dns == f"{name}:{port}"]
     assert (instance, (model,), profile) == (name, group.models, group.profile)
     assert options(name)["--host"] == ["0.0.0.0"]
+
+
+@pytest.mark.e2e
+async def test_an_engine_starts_from_its_command_line_and_its_probe_finds_it() -> None:
+    place = {"/policies/profiles": str(ROOT / "policies/profiles"), "0.0.0.0": "127.0.0.1"}
+    words = [place.get(word, word).replace(":8000:", ":0:") for word in ENGINES["paris-llama"]["command"]]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadtest.engine", *words, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        ready = json.loads(await process.stdout.readline())
+        _, _, script = SERVICES["paris-llama"]["healthcheck"]["test"][1:]
+        probe = script.replace(":8000", f":{ready['ports']['paris-llama']}")
+        assert await (await asyncio.create_subprocess_exec(sys.executable, "-c", probe)).wait() == 0
+    finally:
+        process.terminate()
+        await process.communicate()
 
 
 def test_there_are_two_sites_of_three_instances(policy: Policy) -> None:
