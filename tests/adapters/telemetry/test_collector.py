@@ -377,3 +377,41 @@ async def test_states_are_logged_when_they_change_only() -> None:
             count = engine.count("/metrics")
             await eventually(lambda: engine.count("/metrics") > count + 10)
     assert [log["state"] for log in logs if log["event"] == "instance_state"] == [State.READY]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"\x00\xff\xfe\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: abc\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\ncut",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: unheard\r\nContent-Length: 3\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nBad Header\xff: \xfe\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 301 Moved\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/9.9 999 \xff\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n\x01\x02",
+        b"SSH-2.0-OpenSSH\r\n",
+    ],
+)
+async def test_what_is_no_http_at_all_harms_nobody(said: bytes) -> None:
+    asked = [0]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked[0] += 1
+        with suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(said)
+            await writer.drain()
+        writer.close()
+
+    good = Engine()
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    odd = Engine(port=server.sockets[0].getsockname()[1])
+    async with server, engines(good), collecting(a_fleet(static(good, odd))) as seen:
+        await eventually(lambda: asked[0] > 3)
+        await seen.becomes("a-0", State.READY)
+        await seen.shows("a-1", lambda reading: reading.waiting is None)
