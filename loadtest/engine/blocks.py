@@ -45,10 +45,6 @@ class BlockPool:
         """Return how many requests hold the block *name*; 0 when it is idle or unknown."""
         return self._holders.get(name, 0)
 
-    def knows(self, name: Hashable) -> bool:
-        """Return whether the block *name* is cached, live or idle."""
-        return name in self._holders or name in self._idle
-
     def match(self, names: Sequence[Hashable]) -> int:
         """Return how many of *names*, counted from the first without a gap, are cached."""
         for index, name in enumerate(names):
@@ -79,9 +75,15 @@ class BlockPool:
         self._unnamed += count
 
     def name(self, name: Hashable) -> bool:
-        """Name one live unnamed block; ``False`` (and the block stays unnamed) when another copy is cached already."""
-        if self.knows(name):
+        """Name one live unnamed block; ``False`` (and the block stays unnamed) when another copy of it is live.
+
+        An idle copy gives way and its block becomes empty: the prefix is as fresh as its latest use.
+        """
+        if name in self._holders:
             return False
+        if self._idle.pop(name, 0):
+            self._idle_blocks -= 1
+            self._empty += 1
         self._unnamed -= 1
         self._holders[name] = 1
         return True
