@@ -6,7 +6,8 @@ in one frame, so that a busy socket batches by itself. A request is a few hundre
 
 import asyncio
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import msgspec
 
@@ -14,6 +15,9 @@ from extproc.model import Admit, Final, Outcome, Refuse, Request
 
 _LENGTH = struct.Struct(">I")
 _LARGEST = 64 * 1024 * 1024
+"""Bytes of a frame above which its sender is taken for something else."""
+_FULL = 1024 * 1024
+"""Bytes above which what is said in one turn travels in several frames."""
 
 
 class Offer(msgspec.Struct, frozen=True, tag=True):
@@ -70,13 +74,20 @@ def verdict_message(request_id: str, verdict: Final) -> Message:
 
 
 class Link(asyncio.Protocol):
-    """One end of a connection. *on_messages* gets what arrived; *on_lost* is called once when it is gone."""
+    """One end of a connection.
+
+    *on_messages* gets what arrived, *on_lost* is called once when it is gone, *on_made* once when it stands.
+    """
 
     def __init__(
-        self, on_messages: Callable[["Link", Sequence[Message]], None], on_lost: Callable[["Link"], None]
+        self,
+        on_messages: Callable[["Link", Sequence[Message]], None],
+        on_lost: Callable[["Link"], None],
+        on_made: Callable[["Link"], None] | None = None,
     ) -> None:
         self._on_messages = on_messages
         self._on_lost = on_lost
+        self._on_made = on_made
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[Message])
         self._transport: asyncio.Transport | None = None
@@ -85,8 +96,10 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        if isinstance(transport, asyncio.Transport):
-            self._transport = transport
+        # uvloop's transports do not derive from asyncio's classes, so a check of the type would refuse them.
+        self._transport = cast("asyncio.Transport", transport)
+        if self._on_made is not None:
+            self._on_made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's own signature
         """Tell the owner."""
@@ -128,6 +141,16 @@ class Link(asyncio.Protocol):
 
     def _flush(self) -> None:
         messages, self._outgoing = self._outgoing, []
-        if self._transport is not None and messages:
-            body = self._encoder.encode(messages)
-            self._transport.write(_LENGTH.pack(len(body)) + body)
+        for body in self._bodies(messages):
+            if self._transport is not None:
+                self._transport.write(_LENGTH.pack(len(body)) + body)
+
+    def _bodies(self, messages: Sequence[Message]) -> Iterator[bytes]:
+        """Yield frames in order; thousands of held requests offered again at once do not fit one."""
+        body = self._encoder.encode(messages)
+        if len(body) <= _FULL or len(messages) == 1:
+            yield body
+            return
+        half = len(messages) // 2
+        yield from self._bodies(messages[:half])
+        yield from self._bodies(messages[half:])
