@@ -84,7 +84,8 @@ class Accounts:
         key = (request.model, request.stream)
         ratio = self._bytes_per_token.get(key, _FIRST_BYTES_PER_TOKEN[request.stream])
         if outcome.output_tokens is None:
-            return 0 if request.task == "embedding" else round(outcome.body_bytes / ratio)
+            generated = request.task != "embedding" and outcome.status < 400  # an error's text is no output
+            return round(outcome.body_bytes / ratio) if generated else 0
         if outcome.output_tokens > 0 and outcome.body_bytes > 0:
             seen = outcome.body_bytes / outcome.output_tokens
             self._bytes_per_token[key] = ratio + _LEARNING * (seen - ratio)

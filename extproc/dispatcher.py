@@ -65,7 +65,12 @@ class Dispatcher:
     # --- events -------------------------------------------------------------------------------------------------------
 
     def offer(self, request: Request, now: float) -> Verdict:
-        """Decide on a new request. A ``Wait`` is answered later, by what another event returns."""
+        """Decide on a new request. A ``Wait`` is answered later, by what another event returns.
+
+        Offered again, a request keeps what it has: its place in the line or its instance.
+        """
+        if (known := self._known(request.id)) is not None:
+            return known
         klass = classify.classify(request, self._policy.slomax)
         self._prompt += _LEARNING * (request.prompt_tokens - self._prompt)
         found = self._place(request, klass, now)
@@ -124,10 +129,11 @@ class Dispatcher:
 
     def adopt(self, request: Request, admit: Admit, now: float) -> None:
         """Take over a request that runs already (admitted by a worker alone, or before this dispatcher started)."""
-        slot = self._slots.named(admit.instance)
-        if request.id in self._flights or slot is None:
+        if self._flights.placed(request.id) is not None:
             return
-        self._line.remove(request.id)
+        self.withdraw(request.id)
+        slot = self._slots.known(admit.instance, admit.address)
+        self._ledger.grow(len(self._slots))
         klass = self._policy.slomax.by_name.get(admit.klass) or classify.classify(request, self._policy.slomax)
         work = self._work(request)
         flight = Flight(request, klass, admit, slot, float(work.prompt), float(work.total), 0, now - request.arrived)
@@ -175,6 +181,15 @@ class Dispatcher:
 
     # --- decision -----------------------------------------------------------------------------------------------------
 
+    def _known(self, request_id: str) -> Admit | Wait | None:
+        """Return what was said of a request that comes again, from a worker whose connection was cut."""
+        if (held := self._line.get(request_id)) is not None:
+            return Wait(held.klass.name, held.until)
+        if (flight := self._flights.placed(request_id)) is not None:
+            return flight.admit
+        self._flights.withdraw(request_id)  # its place is free since the cut, and it is not over after all
+        return None
+
     def _place(self, request: Request, klass: ClassSpec, now: float) -> Admit | Refuse | None:
         """Return a verdict, or ``None`` when it could run but nobody has room now."""
         lawful = self._lawful(request)
@@ -187,11 +202,16 @@ class Dispatcher:
             return None
         matched = self._index.match(request.blocks)
         prices = self._prices(request, work, matched)
-        site = self._choose(prices.total, room)
-        mine = room & (rows.site_of == site)
-        near = self._policy.tokenpilot.near_equal
-        ranked = pick.pick(prices.total, mine, near, self._rng, self._policy.tokenpilot.hosts)
-        ranked += self._spares(prices.total, open_rows & (rows.site_of == site), ranked)
+        costs = self._site_costs(prices.total, room)
+        chosen = choose.choose(costs, self._policy.fleet.home, self._policy.fleetmind) or self._policy.fleet.home
+        here = self._at(chosen)
+        tuned = self._policy.tokenpilot
+        ranked = pick.pick(prices.total, room & here, tuned.near_equal, self._rng, tuned.hosts)
+        ranked += pick.spares(prices.total, open_rows & here, ranked, tuned.hosts)
+        if self._policy.gateway.cross_site_retries:
+            away = [pick.best(prices.total, room & self._at(name)) for name in choose.others(costs, chosen)]
+            ranked = pick.mixed(ranked, away, tuned.hosts)
+        ranked += pick.spares(prices.total, lawful & here, ranked, min(tuned.hosts, 2))
         return self._admit(request, klass, work, ranked, prices, matched, now)
 
     def _lawful(self, request: Request) -> Bools | Refuse:
@@ -240,22 +260,19 @@ class Dispatcher:
         load = score.load_of(rows, self._ledger, self._strangers, self._prompt)
         return score.score(rows, load, work, cached, self._policy.tokenpilot.weights)
 
-    def _choose(self, total: Floats, room: Bools) -> int:
-        """Return the index of the site; at least one row has room."""
+    def _site_costs(self, total: Floats, room: Bools) -> dict[str, float]:
+        """Return site → seconds of its best row, network included; ``inf`` where no row has room."""
         priced = np.where(room, total, np.inf)
         bounds = zip(self.fleet.sites, self._rows.starts, self._rows.starts[1:], strict=False)
-        costs = {
+        return {
             site.name: float(priced[start:end].min(initial=np.inf)) + cost.network_s(site, self._policy.fleetmind)
             for site, start, end in bounds
         }
-        chosen = choose.choose(costs, self._policy.fleet.home, self._policy.fleetmind)
-        return next(i for i, site in enumerate(self.fleet.sites) if site.name == chosen)
 
-    def _spares(self, total: Floats, fit: Bools, ranked: Sequence[int]) -> list[int]:
-        """Return rows without room that may still catch a retry, best first."""
-        missing = self._policy.tokenpilot.hosts - len(ranked)
-        left = [int(row) for row in np.flatnonzero(fit) if row not in ranked] if missing > 0 else []
-        return sorted(left, key=lambda row: float(total[row]))[: max(missing, 0)]
+    def _at(self, name: str) -> Bools:
+        """Return the rows of one site."""
+        found = [site.name for site in self.fleet.sites].index(name)
+        return np.asarray(self._rows.site_of == found)
 
     def _admit(
         self,
@@ -281,6 +298,7 @@ class Dispatcher:
             cluster=site.cluster,
             hosts=tuple(rows.instances[one].address for one in ranked),
             klass=klass.name,
+            clusters=self._clusters(ranked),
             why=why,
             steer=steer,
         )
@@ -289,6 +307,11 @@ class Dispatcher:
         flight = Flight(request, klass, admit, slot, prefill, float(work.total), blocks, held)
         self._flights.launch(flight, rows, now)
         return admit
+
+    def _clusters(self, ranked: Sequence[int]) -> tuple[str, ...]:
+        if not self._policy.gateway.cross_site_retries:
+            return ()
+        return tuple(self.fleet.sites[int(self._rows.site_of[row])].cluster for row in ranked)
 
     def _refused(self, request: Request, refuse: Refuse, now: float) -> Refuse:
         self.accounts.refuse(request, refuse.klass, refuse.reason, max(0.0, now - request.arrived))

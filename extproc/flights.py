@@ -50,8 +50,10 @@ class Flights:
         self._by_id: dict[str, Flight] = {}
         self._ended: dict[str, float] = {}
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._by_id
+    def placed(self, request_id: str) -> Flight | None:
+        """Return the flight of this request if it holds a place."""
+        flight = self._by_id.get(request_id)
+        return None if flight is None or flight.freed else flight
 
     def running(self) -> list[str]:
         """Return ids of flights that hold a place."""
@@ -107,15 +109,25 @@ class Flights:
     def _close(self, flight: Flight, outcome: Outcome, rows: Rows, now: float) -> None:
         del self._by_id[flight.request.id]
         self._ended.pop(flight.request.id, None)
-        served = None if outcome.served is None else self._slots.at(outcome.served)
+        served = self._served(flight, outcome)
         site = flight.admit.site
         if served is not None and served != flight.slot:
-            site = next((one.site for one in rows.instances if one.address == outcome.served), site)
+            site = next((rows.instances[int(row)].site for row in np.flatnonzero(rows.slots == served)), site)
         self._accounts.end(flight.request, flight.klass, site, flight.held_s, outcome)
-        self._judge(flight, outcome, flight.slot if outcome.served is None else served, rows, now)
+        self._judge(flight, outcome, served, rows, now)
+
+    def _served(self, flight: Flight, outcome: Outcome) -> int | None:
+        """Return who served, or failed last; where no address tells, the host at that place of the list."""
+        if outcome.served is not None:
+            return self._slots.at(outcome.served)
+        if outcome.attempts < 1 or not flight.admit.steer:
+            return None
+        if outcome.attempts == 1:
+            return flight.slot
+        return self._slots.at(flight.admit.hosts[min(outcome.attempts, len(flight.admit.hosts)) - 1])
 
     def _judge(self, flight: Flight, outcome: Outcome, served: int | None, rows: Rows, now: float) -> None:
-        """Credit or blame; *served* is ``None`` for an address that is nobody's."""
+        """Credit or blame; *served* is ``None`` for nobody of ours."""
         if outcome.ending in (None, Ending.ABANDONED):
             return
         tried = flight.admit.hosts[: max(0, outcome.attempts - 1)] if flight.admit.steer else ()

@@ -258,7 +258,7 @@ class Outcome:
     served: str | None = None
     """Address of the instance that really answered."""
     attempts: int = 1
-    """Hosts that were tried, the one that served included; the admitted list says which."""
+    """Hosts that were tried, the one that served included; the admitted list says which. 0: none was."""
     ttft_s: float | None = None
     duration_s: float | None = None
     prompt_tokens: int | None = None

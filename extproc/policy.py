@@ -147,7 +147,10 @@ class Gateway(Section):
     debug: bool = Field(False, description="Answer `tokenfleet-debug` with the verdict's terms in `x-tokenfleet-why`.")
     cross_site_retries: bool = Field(
         False,
-        description="True: retries may go to the next lawful site. Needs `envoy-config --style priority-group`.",
+        description=(
+            "True: retries may go to the next lawful site, whose best instance takes a place in the host list behind "
+            "the first two. Needs `envoy-config --style priority-group`."
+        ),
     )
     alter_body: Literal["never", "priority"] = Field(
         "never", description="`priority` writes the class's engine priority into the body; `never` leaves it alone."

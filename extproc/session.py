@@ -78,11 +78,12 @@ class Trailers:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A message of the response side; *data* and *end_of_stream* for a body."""
+    """A message of the response side; *data* and *end_of_stream* for a body, *duplex* when it opens the stream."""
 
     phase: Phase
     data: bytes = b""
     end_of_stream: bool = False
+    duplex: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Steer:
-    """Give the routing answer as the response to *phase*; *body* replaces the request's (buffered)."""
+    """Give the routing answer as the response to *phase*; *body* replaces the request's, in full duplex by its echo."""
 
     phase: Phase
     admit: Admit
@@ -221,13 +222,11 @@ class Session:
             case State.DECIDING, Unreadable():
                 self.state = State.DONE
                 return [Explain()]
-            case ((State.START | State.BODY), Response(phase)):
+            case ((State.START | State.BODY | State.DECIDING) as was, Response() as said):
                 self.state = State.PASSING  # a local reply of an earlier filter
-                return [_CONTINUE[phase]]
-            case State.DECIDING, Response(phase):
-                self.state = State.PASSING
-                return [Cancel(), _CONTINUE[phase]]
-            case ((State.ROUTED | State.PASSING), (Body() | Trailers() | Response())):
+                self._duplex_response |= said.duplex
+                return [*([Cancel()] if was is State.DECIDING else []), *self._pass(said)]
+            case (State.ROUTED, (Trailers() | Response())) | (State.PASSING, (Body() | Trailers() | Response())):
                 return self._pass(event)
             case _:
                 raise ProtocolError(f"{type(event).__name__} in {self.state.name}")

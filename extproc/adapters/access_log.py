@@ -68,7 +68,7 @@ def outcome_of(entry: accesslog_pb2.HTTPAccessLogEntry) -> Outcome:
         ending=_ending(common.response_flags, status, "stream_error" in fields),
         status=status,
         served=_served(common),
-        attempts=max(1, common.upstream_request_attempt_count),
+        attempts=common.upstream_request_attempt_count,
         ttft_s=_tag_s(entry, "ttft_us"),
         duration_s=common.duration.ToNanoseconds() / 1e9 if common.HasField("duration") else None,
         prompt_tokens=_tokens(fields, "prompt_tokens"),
@@ -89,7 +89,7 @@ def _ending(flags: accesslog_pb2.ResponseFlags, status: int, error_in_stream: bo
 
 
 def _served(common: accesslog_pb2.AccessLogCommon) -> str | None:
-    if not common.HasField("upstream_remote_address"):
+    if not common.upstream_remote_address.HasField("socket_address"):
         return None
     socket = common.upstream_remote_address.socket_address
     host = f"[{socket.address}]" if ":" in socket.address else socket.address
@@ -99,9 +99,11 @@ def _served(common: accesslog_pb2.AccessLogCommon) -> str | None:
 def _tag_s(entry: accesslog_pb2.HTTPAccessLogEntry, name: str) -> float | None:
     """Return a microseconds tag in seconds; Envoy writes ``-`` for a moment that never came."""
     text = entry.common_properties.custom_tags.get(name, "")
-    return int(text) / 1e6 if text.isdigit() else None
+    return int(text) / 1e6 if text.isdecimal() else None
 
 
 def _tokens(fields: Any, name: str) -> int | None:  # noqa: ANN401 - a protobuf map
-    value = fields[name].number_value if name in fields else -1.0
+    if name not in fields or fields[name].WhichOneof("kind") != "number_value":
+        return None
+    value = fields[name].number_value
     return int(value) if 0 <= value < 1e12 else None

@@ -47,9 +47,13 @@ class DispatcherSocket:
             _clear(path)
 
     def _link(self) -> wire.Link:
-        link = wire.Link(self._take, self._lost)
+        link = wire.Link(self._take, self._lost, self._greet)
         self._links.add(link)
         return link
+
+    def _greet(self, link: wire.Link) -> None:
+        """Tell a new worker at once that somebody is here; it does not ask before it has heard so."""
+        link.send(wire.Beat())
 
     def _take(self, link: wire.Link, messages: Sequence[wire.Message]) -> None:
         for message in messages:

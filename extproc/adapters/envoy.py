@@ -88,7 +88,8 @@ def decode(request: pb.ProcessingRequest, *, inference: bool = False) -> Event:
         case "response_body":
             return Response(Phase.RESPONSE_BODY, request.response_body.body, request.response_body.end_of_stream)
         case "response_headers" | "response_trailers":
-            return Response(_PHASES[kind])
+            duplex = request.protocol_config.response_body_mode == _DUPLEX  # told in the first message alone
+            return Response(_PHASES[kind], duplex=duplex)
         case _:
             raise ValueError("a ProcessingRequest without a request")
 
@@ -114,7 +115,8 @@ def steer(
 
     Envoy may retry as often as there are hosts left, and no further: beyond the list it would fall back to a host that
     nobody chose. With hosts in several clusters each attempt is told its cluster (``priority_group``, Envoy 1.40). In
-    shadow mode only the id is noted. *body* replaces the request's body.
+    shadow mode only the id is noted. *body* replaces the request's (Envoy refuses one whose length is not the header's);
+    a streamed one is replaced by its echo.
     """
     response = pb.ProcessingResponse()
     common = getattr(response, _FIELDS[phase]).response
@@ -137,7 +139,9 @@ def steer(
             for cluster in admit.clusters:
                 _add_group(groups, cluster)
     if body is not None:
-        common.body_mutation.body = body
+        headers.append(("content-length", str(len(body))))
+        if phase is Phase.REQUEST_BODY:
+            common.body_mutation.body = body
     _set_headers(common.header_mutation, headers)
     common.clear_route_cache = True
     return response

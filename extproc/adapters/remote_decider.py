@@ -6,6 +6,7 @@ first arrival time and running ones are announced, and the worker's own dispatch
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,10 @@ from extproc.model import Admit, Final, Fleet, Outcome, Refuse, Request
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 SILENCE_S = 2.0
-"""A dispatcher that says nothing for this long (it beats four times a second) is away, even with its socket open."""
+"""A dispatcher that says nothing for this long (it beats four times a second) is away, even with its socket open.
+
+The kernel accepts connections for a process that is stopped, so a new connection counts only once it has spoken.
+"""
 _RETRY_S = 0.2
 
 
@@ -40,6 +44,8 @@ class RemoteDecider:
         self._local = local
         self._clock = clock
         self._link: wire.Link | None = None
+        self._dialled: wire.Link | None = None
+        """A connection that has not spoken yet."""
         self._heard = 0.0
         self._asked: dict[str, tuple[Request, asyncio.Future[Final]]] = {}
         self._running: dict[str, tuple[Request, Admit]] = {}
@@ -81,24 +87,34 @@ class RemoteDecider:
         return self._local.fleet()
 
     async def run(self) -> None:
-        """Keep the connection until cancelled."""
+        """Keep the connection until cancelled; then close it."""
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                _, link = await loop.create_unix_connection(lambda: wire.Link(self._take, self._lost), str(self._path))
-            except OSError:
+        try:
+            while True:
+                with contextlib.suppress(OSError):
+                    _, link = await loop.create_unix_connection(self._dial, str(self._path))
+                    await self._watch(link)
                 await asyncio.sleep(_RETRY_S)
-                continue
-            self._connected(link)
-            while self._link is link:
-                await asyncio.sleep(_RETRY_S)
-                if self._clock() - self._heard > SILENCE_S:
-                    log.warning("dispatcher is silent", silent_s=SILENCE_S)
-                    link.close()
-                    self._lost(link)
+        finally:
+            last, self._link, self._dialled = self._link or self._dialled, None, None
+            if last is not None:
+                last.close()
+
+    def _dial(self) -> wire.Link:
+        self._dialled, self._heard = wire.Link(self._take, self._lost), self._clock()
+        return self._dialled
+
+    async def _watch(self, link: wire.Link) -> None:
+        """Return when *link* is gone, or has been silent for too long."""
+        while link in (self._link, self._dialled):
+            await asyncio.sleep(_RETRY_S)
+            if self._clock() - self._heard > SILENCE_S:
+                log.warning("dispatcher is silent", silent_s=SILENCE_S)
+                link.close()
+                self._lost(link)
 
     def _connected(self, link: wire.Link) -> None:
-        self._link, self._heard = link, self._clock()
+        self._link, self._dialled = link, None
         for request, admit in self._running.values():
             self._local.withdraw(request.id)
             link.send(wire.Adopt(request, admit))
@@ -108,6 +124,8 @@ class RemoteDecider:
         log.info("dispatcher connected", announced=len(self._running), offered=len(self._asked))
 
     def _lost(self, link: wire.Link) -> None:
+        if self._dialled is link:
+            self._dialled = None
         if self._link is not link:
             return
         self._link = None
@@ -121,6 +139,8 @@ class RemoteDecider:
                 future.set_result(found)
 
     def _take(self, link: wire.Link, messages: Sequence[wire.Message]) -> None:
+        if link is self._dialled:
+            self._connected(link)
         if link is not self._link:
             return
         self._heard = self._clock()
@@ -153,8 +173,8 @@ class RemoteDecider:
 
     def _granted_alone(self, request: Request, held: asyncio.Future[Final]) -> None:
         asked = self._asked.get(request.id)
-        if held.cancelled() or asked is None or asked[1].done():
-            return
+        if held.cancelled() or asked is None or asked[1].done() or self._link is not None:
+            return  # with the dispatcher back it was offered there
         asked[1].set_result(self._alone(request, held.result()))
 
     def _alone(self, request: Request, verdict: Final) -> Final:

@@ -26,17 +26,19 @@ class WaitingRoom:
         verdict = self.dispatcher.offer(request, self._clock())
         if not isinstance(verdict, Wait):
             return verdict
-        future = asyncio.get_running_loop().create_future()
-        self._held[request.id] = future
-        return future
+        held = self._held.get(request.id)
+        if held is None or held.done():
+            held = self._held[request.id] = asyncio.get_running_loop().create_future()
+        return held
 
     def adopt(self, request: Request, admit: Admit) -> None:
         """Take over a request that runs already."""
+        self._leave(request.id)
         self.dispatcher.adopt(request, admit, self._clock())
 
     def withdraw(self, request_id: str) -> None:
         """Let somebody else own this request from now on."""
-        self._held.pop(request_id, None)
+        self._leave(request_id)
         self.dispatcher.withdraw(request_id)
 
     def first_token(self, request_id: str, ttft_s: float) -> None:  # noqa: ARG002 - learning will want it
@@ -45,9 +47,7 @@ class WaitingRoom:
 
     def settle(self, request_id: str, outcome: Outcome) -> None:
         """End a request, held or running."""
-        future = self._held.pop(request_id, None)
-        if future is not None:
-            future.cancel()
+        self._leave(request_id)
         self._deliver(self.dispatcher.settle(request_id, outcome, self._clock()))
 
     def observe(self, fleet: Fleet) -> None:
@@ -67,6 +67,11 @@ class WaitingRoom:
         while True:
             await asyncio.sleep(TICK_S)
             self.tick()
+
+    def _leave(self, request_id: str) -> None:
+        held = self._held.pop(request_id, None)
+        if held is not None:
+            held.cancel()
 
     def _deliver(self, granted: Iterable[Granted]) -> None:
         for request_id, verdict in granted:

@@ -24,3 +24,9 @@ def choose(cost: Mapping[str, float], home: str, policy: FleetMindPolicy) -> str
         return None
     margin = policy.margin_ms / 1000
     return min(open_sites, key=lambda name: (open_sites[name] + (margin if name != home else 0.0), name != home, name))
+
+
+def others(cost: Mapping[str, float], chosen: str) -> list[str]:
+    """Return the other sites that can take the request now, the cheapest first."""
+    open_sites = [name for name, seconds in cost.items() if name != chosen and math.isfinite(seconds)]
+    return sorted(open_sites, key=lambda name: (cost[name], name))

@@ -31,7 +31,7 @@ def holds(when: When, request: Request) -> bool:
 
 
 def longest_wait_s(request: Request, klass: ClassSpec) -> float:
-    """Return how long the request may be held: the class's bound, or the caller's own when that is laxer or shorter.
+    """Return how long the request may be held: the class's bound, or the caller's own when that is shorter.
 
     Waiting less is a caller's right; waiting longer is no advantage over anybody, but is bounded by the class so that a
     line cannot be filled with requests that never leave.

@@ -41,6 +41,10 @@ class Line:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_id
 
+    def get(self, request_id: str) -> Waiting | None:
+        """Return how this request waits; ``None`` when it does not."""
+        return self._by_id.get(request_id)
+
     def of_class(self, name: str) -> int:
         """Return how many of this class wait."""
         return self._per_class.get(name, 0)

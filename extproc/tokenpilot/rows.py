@@ -28,13 +28,15 @@ class Slots:
         self._by_address[instance.address] = slot
         return slot
 
+    def known(self, name: str, address: str) -> int:
+        """Return the slot of an instance that something runs on already, in the snapshot or not yet."""
+        slot = self._by_name.setdefault(name, len(self._by_name))
+        self._by_address.setdefault(address, slot)
+        return slot
+
     def at(self, address: str) -> int | None:
         """Return the slot of whoever listens at *address*."""
         return self._by_address.get(address)
-
-    def named(self, name: str) -> int | None:
-        """Return the slot of this instance."""
-        return self._by_name.get(name)
 
 
 @dataclass(frozen=True)
