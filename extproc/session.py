@@ -226,8 +226,10 @@ class Session:
                 self.state = State.PASSING  # a local reply of an earlier filter
                 self._duplex_response |= said.duplex
                 return [*([Cancel()] if was is State.DECIDING else []), *self._pass(said)]
-            case (State.ROUTED, (Trailers() | Response())) | (State.PASSING, (Body() | Trailers() | Response())):
-                return self._pass(event)
+            case State.ROUTED, (Trailers() | Response()) as said:
+                return self._pass(said)
+            case State.PASSING, (Body() | Trailers() | Response()) as said:
+                return self._pass(said)
             case _:
                 raise ProtocolError(f"{type(event).__name__} in {self.state.name}")
 

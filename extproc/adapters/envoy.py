@@ -115,8 +115,8 @@ def steer(
 
     Envoy may retry as often as there are hosts left, and no further: beyond the list it would fall back to a host that
     nobody chose. With hosts in several clusters each attempt is told its cluster (``priority_group``, Envoy 1.40). In
-    shadow mode only the id is noted. *body* replaces the request's (Envoy refuses one whose length is not the header's);
-    a streamed one is replaced by its echo.
+    shadow mode only the id is noted. *body* replaces the request's (with another length than the header's
+    Envoy refuses it); a streamed one is replaced by its echo.
     """
     response = pb.ProcessingResponse()
     common = getattr(response, _FIELDS[phase]).response
