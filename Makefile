@@ -31,6 +31,10 @@ bench: .venv/.installed  ## what a request costs; writes build/bench.json
 bench-fidelity: .venv/.installed  ## the simulated engine against measured hardware; writes build/fidelity.json
 	@$(BIN)/python -m loadtest.fidelity $(ARGS)
 
+envoy-files: .venv/.installed  ## envoy/*.yaml anew from policies/
+	@$(BIN)/tokenfleet envoy-config --out envoy/envoy.yaml --validate
+	@$(BIN)/tokenfleet envoy-config --style priority-group --out envoy/envoy-priority-group.yaml --validate
+
 format: .venv/.installed
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .

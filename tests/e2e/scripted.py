@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
+import trustme
 from aiohttp import web
 from envoy.config.core.v3 import base_pb2
 from envoy.data.accesslog.v3 import accesslog_pb2
@@ -68,14 +69,22 @@ class Scripted:
         self.server: grpc.aio.Server | None = None
         self.address = ""
 
-    async def start(self, address: str = "127.0.0.1:0") -> "Scripted":
+    async def start(
+        self, address: str = "127.0.0.1:0", tls: trustme.LeafCert | None = None, ca: trustme.CA | None = None
+    ) -> "Scripted":
+        """Listen; with *tls*, only for clients whose certificate *ca* has signed."""
         self.server = grpc.aio.server(options=OPTIONS)
         ext_grpc.add_ExternalProcessorServicer_to_server(self, self.server)
         als_pb2_grpc.add_AccessLogServiceServicer_to_server(self, self.server)
         alive = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(alive, self.server)
         await alive.set("", health_pb2.HealthCheckResponse.SERVING)
-        port = self.server.add_insecure_port(address)
+        if tls and ca:
+            pair = (tls.private_key_pem.bytes(), tls.cert_chain_pems[0].bytes())
+            credentials = grpc.ssl_server_credentials([pair], ca.cert_pem.bytes(), require_client_auth=True)
+            port = self.server.add_secure_port(address, credentials)
+        else:
+            port = self.server.add_insecure_port(address)
         self.address = address if address.startswith("unix:") else f"127.0.0.1:{port}"
         await self.server.start()
         return self
