@@ -260,10 +260,7 @@ class Session:
         if self._pieces:
             body = b"".join(self._pieces) if replaced is None else replaced
             self._pieces = []
-            starts = range(0, max(len(body), 1), ECHO_BYTES)
-            for start in starts:
-                last = start == starts[-1] and not self._trailers
-                actions.append(Echo(Phase.REQUEST_BODY, body[start : start + ECHO_BYTES], last))
+            actions += _echoed(Phase.REQUEST_BODY, body, not self._trailers)
         if self._trailers:
             actions.append(_CONTINUE[Phase.REQUEST_TRAILERS])
         return actions
@@ -271,11 +268,11 @@ class Session:
     def _pass(self, event: Body | Trailers | Response) -> Sequence[Action]:
         match event:
             case Body(data, last):
-                return [Echo(Phase.REQUEST_BODY, data, last) if self._duplex else _CONTINUE[Phase.REQUEST_BODY]]
+                return _echoed(Phase.REQUEST_BODY, data, last) if self._duplex else [_CONTINUE[Phase.REQUEST_BODY]]
             case Trailers():
                 return [_CONTINUE[Phase.REQUEST_TRAILERS]]
             case Response(Phase.RESPONSE_BODY, data, last) if self._duplex_response:
-                return [Echo(Phase.RESPONSE_BODY, data, last)]
+                return _echoed(Phase.RESPONSE_BODY, data, last)
             case Response(phase):
                 return [_CONTINUE[phase]]
 
@@ -286,3 +283,8 @@ class Session:
             return held
         answered = was in (State.ROUTED, State.PASSING, State.DONE)
         return [*held, Close() if answered else Abort()]
+
+
+def _echoed(phase: Phase, data: bytes, last: bool) -> list[Action]:
+    starts = range(0, max(len(data), 1), ECHO_BYTES)
+    return [Echo(phase, data[start : start + ECHO_BYTES], last and start == starts[-1]) for start in starts]
