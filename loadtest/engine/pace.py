@@ -37,9 +37,8 @@ def decode_s(profile: Profile, steps: int, running: int, kv_tokens: int) -> floa
 
 def decode_steps(profile: Profile, seconds: float, running: int, kv_tokens: int) -> float:
     """Return how many decode steps fit into *seconds*: the inverse of :func:`decode_s`, as a real number."""
-    ms = seconds * 1000
     half = profile.d_ms * running / 2000
     each = profile.a_ms + profile.c_ms * running + profile.d_ms * kv_tokens / 1000 - half
-    if half <= 0:
-        return ms / each if each > 0 else math.inf
-    return (math.sqrt(each * each + 4 * half * ms) - each) / (2 * half)
+    ms = seconds * 1000
+    # The root of half·n² + each·n = ms in the form that loses no digits when half is small.
+    return 2 * ms / (each + math.sqrt(each * each + 4 * half * ms))
