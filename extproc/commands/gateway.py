@@ -30,6 +30,7 @@ from extproc.adapters.remote_decider import RemoteDecider
 from extproc.adapters.server import Processor
 from extproc.adapters.telemetry.collector import Collector
 from extproc.adapters.waiting_room import WaitingRoom
+from extproc.commands.collect import lay_out
 from extproc.dispatcher import Dispatcher
 from extproc.policy import Policy
 from extproc.ports import Decider, Store
@@ -62,6 +63,8 @@ async def alone(shell: Shell, address: str) -> None:
     view = FleetView(shell.policy, store, room.observe)
     tasks = [room.run()]
     if shell.redis is None:
+        if shell.eds is not None:
+            lay_out(shell.policy, shell.eds)
         tasks.append(_collecting(shell, store))
     figures = metrics.DispatcherFigures(lambda: room.dispatcher, time.monotonic)
     await _serve(shell, address, room, room, view, store, tasks, [figures], {})
