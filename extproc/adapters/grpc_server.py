@@ -16,6 +16,8 @@ _EXT_PROC = external_processor_pb2.DESCRIPTOR.services_by_name["ExternalProcesso
 _ALS = als_pb2.DESCRIPTOR.services_by_name["AccessLogService"].full_name
 _SLACK = 1024 * 1024
 """Bytes of a message beside the body that it carries."""
+_SURGE = 1_000_000
+"""Streams that may wait to be taken up: more than Envoy's circuit breaker lets through."""
 
 
 class GrpcServer:
@@ -30,6 +32,10 @@ class GrpcServer:
                 # gRPC's own limit of 4 MiB would turn a larger body into a 500.
                 ("grpc.max_receive_message_length", processor.policy.gateway.max_body_bytes + _SLACK),
                 ("grpc.max_send_message_length", processor.policy.gateway.max_body_bytes + _SLACK),
+                # From 1,000 streams not yet taken up, gRPC would cancel some at random, and Envoy answer 503: a surge of
+                # held requests is our everyday work, and the line is where it is bounded.
+                ("grpc.server.max_pending_requests", _SURGE),
+                ("grpc.server.max_pending_requests_hard_limit", _SURGE),
                 ("grpc.so_reuseport", 0),  # two servers on one port would share it silently
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
                 ("grpc.keepalive_permit_without_calls", 1),
