@@ -64,7 +64,7 @@ def envoy_config(
     failure_mode_allow: Annotated[
         bool,
         typer.Option(
-            help="When no server answers: send requests home unrouted, or refuse them with 503.",
+            help="When no server answers: send requests home unrouted, or refuse them with 503. Buffered bodies only.",
             rich_help_panel=_CHOICES,
         ),
     ] = False,

@@ -73,7 +73,7 @@ def test_envoy_accepts_every_variant(tmp_path: Path, style: Any, mode: Any, else
             mesh,
             eds=tmp_path / "eds",
             servers=("unix:/run/a.sock", "unix:/run/b.sock"),
-            failure_mode_allow=True,
+            failure_mode_allow=mode == "buffered",
             usage=False,
             unrouted_prefix="",
             access_log="/dev/null",
@@ -304,7 +304,7 @@ def test_the_command_writes_what_its_options_say(tmp_path: Path) -> None:
     out = tmp_path / "envoy.yaml"
     told = run(
         *("--out", str(out), "--listen", "[::]:80", "--server", "unix:/a", "--server", "unix:/b", "--eds", "/run/eds"),
-        *("--style", "priority-group", "--body-mode", "full-duplex", "--failure-mode-allow", "--no-usage"),
+        *("--style", "priority-group", "--body-mode", "full-duplex", "--no-usage"),
     )
     assert told.exit_code == 0, told.output
     mesh = Mesh(
@@ -314,7 +314,6 @@ def test_the_command_writes_what_its_options_say(tmp_path: Path) -> None:
         eds=Path("/run/eds"),
         style="priority-group",
         body_mode="full-duplex",
-        failure_mode_allow=True,
         usage=False,
     )
     assert out.read_text() == write(policy_files.load(ROOT / "policies"), mesh)
@@ -331,6 +330,7 @@ def test_the_command_prints_without_a_file() -> None:
         (["--tls-key", "/key"], "give all of"),
         (["--policy", "/nowhere"], "nowhere"),
         (["--style", "both"], "both"),
+        (["--failure-mode-allow", "--body-mode", "full-duplex"], "cannot go on without us"),
     ],
 )
 def test_the_command_says_what_is_wrong(arguments: list[str], said: str) -> None:

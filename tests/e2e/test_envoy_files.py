@@ -1,6 +1,7 @@
 """What the generated configuration makes a real Envoy do, with a scripted server in place of ours."""
 
 import asyncio
+import io
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -78,7 +79,7 @@ class Lab:
     async def post(
         self, headers: dict[str, str] | None = None, path: str = CHAT_PATH, body: bytes = b'{"a":1}'
     ) -> tuple[int, dict[str, str], Any]:
-        async with self.http.post(self.envoy.url + path, data=body, headers=headers) as answer:
+        async with self.http.post(self.envoy.url + path, data=io.BytesIO(body), headers=headers) as answer:
             text = await answer.read()
             told = {key.lower(): value for key, value in answer.headers.items()}
             return answer.status, told, json.loads(text) if "json" in answer.content_type else text
@@ -424,21 +425,72 @@ def run(people: Any, tmp_path: Path) -> Iterator[Any]:
     sites = {site: [engines[f"{site}{i}"].address for i in range(2)] for site in ("a", "b")}
     with ExitStack() as stack:
 
-        def start(policy: Policy | None = None, **mesh: Any) -> Lab:
+        def start(gateway: dict[str, Any] | None = None, **mesh: Any) -> Lab:
             folder = tmp_path / f"envoy-{time.monotonic_ns()}"
-            config = write(policy or policy_of(sites), a_mesh(server, **mesh))
+            config = write(policy_of(sites, **(gateway or {})), a_mesh(server, **mesh))
             return Lab(stack.enter_context(an_envoy(config, folder)), server, engines, "", "", http)
 
         yield start
 
 
-async def test_without_a_server_requests_are_refused_or_go_home_as_the_operator_chose(run: Any) -> None:
-    closed = run(servers=(dead_address(),))
-    status, headers, told = await closed.post()
+@pytest.mark.parametrize("mode", ["buffered", "full-duplex"])
+async def test_without_a_server_requests_are_refused(run: Any, mode: str) -> None:
+    lab = run(servers=(dead_address(),), body_mode=mode)
+    status, headers, told = await lab.post()
     assert (status, told["error"]["code"], headers["retry-after"]) == (503, "router_unavailable", "1")
-    opened = run(servers=(dead_address(),), failure_mode_allow=True)
-    status, _, told = await opened.post()
+
+
+async def test_without_a_server_requests_go_home_if_envoy_may_do_without_us(run: Any) -> None:
+    lab = run(servers=(dead_address(),), failure_mode_allow=True)
+    status, _, told = await lab.post()
     assert (status, told["served"] in {"a0", "a1"}) == (200, True)
+
+
+@pytest.mark.parametrize("mode", ["buffered", "full-duplex"])
+async def test_ten_megabytes_pass_within_the_limit(run: Any, mode: str) -> None:
+    lab = run(gateway={"max_body_bytes": 16_777_216}, body_mode=mode)
+    body = b"x" * 10_000_000
+    _, _, told = await lab.post(lab.to("b", hosts=["b0"]), body=body)
+    assert (told["served"], told["bytes"]) == ("b0", len(body))
+    status, _, told = await lab.post(lab.to("b", hosts=["b0"]), body=b"x" * 17_000_000)
+    assert (status, told["error"]["code"]) == (413, "request_too_large")
+
+
+MAY = [("buffered", False), ("buffered", True), ("full-duplex", False)]
+"""Envoy cannot do without us in the fourth case: the body of the request is in our hands."""
+
+
+@pytest.mark.parametrize(("mode", "allow"), MAY)
+async def test_what_a_dying_server_holds_is_refused_unless_envoy_may_do_without_us(
+    run: Any, mode: str, allow: bool
+) -> None:
+    server = await Scripted().start()
+    lab = run(servers=(server.address,), body_mode=mode, failure_mode_allow=allow)
+    call = asyncio.ensure_future(lab.post(lab.to("b", hosts=["b0"], gate=True)))
+    await until(lambda: server.streams and server.streams[-1].body)
+    await server.stop()
+    status, _, told = await call
+    if allow:
+        assert (status, told["served"] in {"a0", "a1"}) == (200, True)
+    else:
+        assert (status, told["error"]["code"]) == (503, "router_unavailable")
+
+
+@pytest.mark.parametrize(("mode", "allow"), MAY)
+async def test_a_server_that_dies_during_an_answer_cuts_it_unless_envoy_may_do_without_us(
+    run: Any, mode: str, allow: bool
+) -> None:
+    server = await Scripted().start()
+    lab = run(servers=(server.address,), body_mode=mode, failure_mode_allow=allow)
+    body = answering(chunks=["data: 1\n\n", 1.0, "end"])
+    async with lab.http.post(lab.envoy.url + CHAT_PATH, data=body, headers=lab.to("b", hosts=["b0"])) as answer:
+        await answer.content.readany()
+        await server.stop()
+        if allow:
+            assert await answer.read() == b"end"
+        else:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
 
 
 async def test_a_dead_server_beside_a_living_one_costs_no_request(run: Any, people: Any) -> None:

@@ -128,6 +128,8 @@ def _filters(policy: Policy, mesh: Mesh) -> list[HttpFilter]:
 
 
 def _ext_proc(policy: Policy, mesh: Mesh) -> ExternalProcessor:
+    if mesh.failure_mode_allow and mesh.body_mode == "full-duplex":
+        raise ValueError("in full-duplex mode Envoy cannot go on without us; failure_mode_allow needs buffered bodies")
     jwt = policy.gateway.trust.jwt
     verified = jwt.namespace if jwt else "envoy.filters.http.jwt_authn"
     return ExternalProcessor(

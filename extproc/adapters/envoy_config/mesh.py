@@ -41,7 +41,10 @@ class Mesh:
     style: Style = "cluster-header"
     body_mode: BodyMode = "buffered"
     failure_mode_allow: bool = False
-    """What happens to a request when no server answers: true sends it home unrouted, false answers 503."""
+    """What happens to a request when no server answers: true sends it home unrouted, false answers 503.
+
+    Not with ``full-duplex``: its body is in our hands, and Envoy refuses it whatever this says.
+    """
     usage: bool = True
     """Read token counts from answers (a Lua filter)."""
     unrouted_prefix: str = "/unrouted/"
