@@ -39,9 +39,6 @@ class GrpcServer:
                 ("grpc.so_reuseport", 0),  # two servers on one port would share it silently
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
                 ("grpc.keepalive_permit_without_calls", 1),
-                # By default streams are refused at random once 1,000 wait to be accepted: a burst must wait instead.
-                ("grpc.server.max_pending_requests", 1_000_000),
-                ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
                 ("grpc.server_max_unrequested_time_in_server", 3600),
             ]
         )

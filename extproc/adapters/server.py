@@ -104,10 +104,10 @@ class Stream:
         try:
             await self._serve()
         except asyncio.CancelledError:
-            answered = self.session.state in _ANSWERED
+            if self._let_go():
+                return
             self._leave(table.Closed())
-            if not (self._processor.draining and answered):
-                raise
+            raise
         except Exception:  # the stream boundary: whatever broke, the exchange must end the safe way
             self._processor.stats.broken += 1
             log.exception("stream broke", id=self._id, state=self.session.state.name)
@@ -119,8 +119,7 @@ class Stream:
 
     async def _serve(self) -> None:
         while self.session.state is not table.State.DONE:
-            if self._processor.draining and self.session.state in _ANSWERED:
-                self._leave(table.Closed())
+            if self._let_go():
                 return
             message = await self._read()
             if message is grpc.aio.EOF:
@@ -129,6 +128,13 @@ class Stream:
             event = self._event(message)
             del message  # a held request must not keep its body twice
             await self._advance(event)
+
+    def _let_go(self) -> bool:
+        """Tell whether to close this stream clean because the server drains.
+
+        Its response goes on, so its place stays taken: the access log tells when it ends, or this process ends first.
+        """
+        return self._processor.draining and self.session.state in _ANSWERED
 
     async def _read(self) -> Any:  # noqa: ANN401 - a message or EOF
         if self._reading is None:
