@@ -71,7 +71,14 @@ async def test_draining_closes_a_routed_stream_clean_and_its_response_finishes(s
 
 async def test_draining_lets_a_held_request_be_decided_first(short: Path) -> None:
     slomax = {"max_in_flight": 1, "classes": [{"name": "standard", "longest_wait_ms": 20000}]}
-    async with a_rig(short, slomax=slomax) as rig, rig.post() as running:
+    async with a_rig(short, slomax=slomax) as rig:
+        rig.go_on.set()
+        async with rig.post() as first:  # opens the stream of the access log, which tells of the second's end
+            await first.read()
+        counts = rig.room.dispatcher.accounts.counts
+        await eventually(lambda: sum(one.offered for one in counts.values()) == 1)
+        rig.go_on.clear()
+        running = await rig.post()
         await running.content.readline()
         held = asyncio.ensure_future(rig.http.post(f"{rig.url}/v1/chat/completions", json=BODY))
         await eventually(lambda: rig.processor.held() == 1)
