@@ -250,7 +250,7 @@ class _Start:
         envoy_admin = f"http://{await _until(lambda: _text(address), child)}"
         port = await _until(lambda: _listener_port(envoy_admin), child)
         url = f"http://127.0.0.1:{port}"
-        await _until(lambda: _answers(f"{url}/v1/models"), child)
+        await _until(lambda: _routed(f"{url}/v1/models"), child)
         return Urls(url, envoy_admin, admin, next(iter(policy.fleet.models)))
 
     def _lay_out(self, document: Any, addresses: dict[str, str]) -> None:  # noqa: ANN401 - a YAML tree
@@ -372,6 +372,11 @@ async def _get(url: str) -> tuple[int, bytes]:
 
 async def _answers(url: str) -> bool:
     return (await _get(url))[0] == 200
+
+
+async def _routed(url: str) -> bool:
+    """Tell whether Envoy and the server answer; a policy may refuse this path, which is an answer too."""
+    return (await _get(url))[0] in (200, 404)
 
 
 async def _all_ready(admin: str, names: set[str]) -> bool:

@@ -19,7 +19,7 @@ import psutil
 from ruamel.yaml import YAML
 
 from extproc.adapters import eds_files, policy_files
-from extproc.adapters.envoy_config import Mesh, write
+from extproc.adapters.envoy_config import Mesh, MutualTls, write
 from tests.e2e.envoy_process import EnvoyProcess, start_envoy
 from tests.e2e.redis_process import RedisProcess
 
@@ -61,6 +61,7 @@ class Gateway:
         files: Mapping[str, Any] | None = None,
         workers: int = 1,
         listed: Mapping[str, Any] | None = None,
+        tls: Mapping[str, Mapping[str, Path]] | None = None,
         **mesh: Any,
     ) -> None:
         self.folder = folder
@@ -69,11 +70,16 @@ class Gateway:
         self.files = dict(files or {})
         self.workers = workers
         self.mesh = mesh
+        self._tls = {} if tls is None else tls["server"]
+        if tls is not None:
+            self.mesh["tls"] = MutualTls(**tls["envoy"], server_name="server.test")
         self.addresses: dict[str, str] = {}
         self.children: dict[str, subprocess.Popen[bytes]] = {}
         self.admin = ""
         self._telemetry = {"scrape_ms": 100, "lost_after_ms": 1500, "refresh_ms": 50} | dict(listed or {})
         self._short = Path(tempfile.mkdtemp(prefix="tf-"))  # socket paths hold 107 bytes
+        self._port = free_ports(1)
+        folder.mkdir(parents=True, exist_ok=True)
         self.redis = RedisProcess(folder)
         self.envoy: EnvoyProcess | None = None
 
@@ -114,6 +120,8 @@ class Gateway:
 
     @property
     def sockets(self) -> list[str]:
+        if self._tls:
+            return [f"127.0.0.1:{self._port}"]
         return [f"unix:{self._short}/p{i}" for i in range(self.workers)]
 
     def start_server(self) -> None:
@@ -121,6 +129,7 @@ class Gateway:
         self.admin = f"http://127.0.0.1:{port}"
         argv = ["serve", "--policy", str(self.policy), "--redis", self.redis.url, "--admin", f"127.0.0.1:{port}"]
         argv += ["--workers", str(self.workers), "--drain-s", "3"]
+        argv += [part for name, file in self._tls.items() for part in (f"--tls-{name}", str(file))]
         argv += [part for socket in self.sockets for part in ("--listen", socket)]
         self._spawn("server", [sys.executable, "-m", "extproc", *argv])
         for url in self.admins:
@@ -136,7 +145,7 @@ class Gateway:
     def start_envoy(self) -> None:
         mesh = Mesh(host="127.0.0.1", port=0, admin_port=0, servers=tuple(self.sockets), eds=self.eds, **self.mesh)
         self.envoy = start_envoy(write(policy_files.load(self.policy), mesh), self.folder / "envoy")
-        wait_for(lambda: fetch(f"{self.url}/v1/models")[0] == 200, "Envoy reaches an engine")
+        wait_for(lambda: fetch(f"{self.url}/v1/models")[0] in (200, 404), "Envoy reaches the server")
 
     def close(self) -> None:
         if self.envoy is not None:
