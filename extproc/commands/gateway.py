@@ -102,7 +102,7 @@ async def dispatch(shell: Shell, socket: Path) -> None:
         lambda: _not_ready(view),
         lambda: _describe(room, view, {"workers": door.workers, "owned": door.owned}),
     )
-    async with _listening(app, shell) as port, _tasks(view.run(), room.run(), door.serve(socket)) as failed:
+    async with _listening(app, shell) as port, _tasks(view.run(), room.run(), _opened(door, view, socket)) as failed:
         log.info("dispatching", socket=str(socket), admin=port)
         await _until_stopped(failed)
     await store.close()
@@ -197,6 +197,12 @@ def _store(shell: Shell) -> Store:
 async def _collecting(shell: Shell, store: Store) -> None:
     mirror = None if shell.eds is None else partial(eds_files.write, shell.eds)
     await Collector(shell.policy, Discovery(shell.policy, shell.folder), store, mirror=mirror).run()
+
+
+async def _opened(door: DispatcherSocket, view: FleetView, socket: Path) -> None:
+    """Let workers in once the fleet is known: until then they decide better alone."""
+    await _first_view(view)
+    await door.serve(socket)
 
 
 async def _first_view(view: FleetView) -> None:
