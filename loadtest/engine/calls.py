@@ -5,9 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from loadtest.engine.text import Prompt, chat_prompt, pad, token_prompt
+import xxhash
+
+from loadtest.engine.text import TOKEN_BYTES, Prompt, chat_prompt, pad, token_prompt
 
 Body = Mapping[str, Any]
+MEDIA_TOKENS = 800
+"""Prompt tokens of an image, a sound or a file: about one picture of 1,024 pixels, whatever its bytes."""
 
 
 class BadCallError(ValueError):
@@ -111,15 +115,18 @@ def _messages(body: Body, key: str, start: list[tuple[str, str]]) -> list[tuple[
 
 
 def _text(content: object) -> str:
-    """Return the text of a message's content; parts that are no text count by their JSON."""
+    """Return the text of a message's content; a part that is no text becomes ``MEDIA_TOKENS`` tokens of its hash."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):
         texts = (one.get("text") if isinstance(one, dict) else None for one in content)
-        return "".join(
-            text if isinstance(text, str) else json.dumps(one) for text, one in zip(texts, content, strict=True)
-        )
+        return "".join(text if isinstance(text, str) else _media(one) for text, one in zip(texts, content, strict=True))
     raise BadCallError("content must be a string or a list of parts", "content")
+
+
+def _media(part: object) -> str:
+    name = f"{xxhash.xxh3_64_intdigest(json.dumps(part).encode()):016x}"
+    return name * (MEDIA_TOKENS * TOKEN_BYTES // len(name))
 
 
 def _prompts(body: Body, key: str) -> tuple[Prompt, ...]:
