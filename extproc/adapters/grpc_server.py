@@ -32,8 +32,8 @@ class GrpcServer:
                 # gRPC's own limit of 4 MiB would turn a larger body into a 500.
                 ("grpc.max_receive_message_length", processor.policy.gateway.max_body_bytes + _SLACK),
                 ("grpc.max_send_message_length", processor.policy.gateway.max_body_bytes + _SLACK),
-                # From 1,000 streams not yet taken up, gRPC would cancel some at random, and Envoy answer 503: a surge of
-                # held requests is our everyday work, and the line is where it is bounded.
+                # From 1,000 streams not yet taken up, gRPC would cancel some at random, and Envoy answer 503: a surge
+                # of held requests is our everyday work, and the line is where it is bounded.
                 ("grpc.server.max_pending_requests", _SURGE),
                 ("grpc.server.max_pending_requests_hard_limit", _SURGE),
                 ("grpc.so_reuseport", 0),  # two servers on one port would share it silently
