@@ -40,6 +40,10 @@ from extproc.tokenpilot.rows import Rows, Slots
 _FIRST_PROMPT = 1000.0
 _LEARNING = 0.02
 
+_MOST_CALLERS = 4096
+"""Answers kept for one snapshot: a caller may send any model and residency."""
+
+_Caller = tuple[str, str, frozenset[str] | None]
 Granted = tuple[str, Final]
 """A held request and its verdict."""
 
@@ -61,6 +65,8 @@ class Dispatcher:
         self.fleet = Fleet(at=0.0, blind=True, models=frozenset(policy.fleet.models))
         self._rows = Rows.of(self.fleet, self._slots)
         self._strangers = self._ledger.others(self._rows)
+        self._lawful_rows: dict[_Caller, Bools | Refuse] = {}
+        """Who may go where under this snapshot, by all that it depends on; see :meth:`_lawful`."""
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -93,6 +99,7 @@ class Dispatcher:
         self._rows = Rows.of(fleet, self._slots)
         self._ledger.grow(len(self._slots))
         self._strangers = self._ledger.others(self._rows)
+        self._lawful_rows.clear()
         if not fleet.blind:
             for site in fleet.sites:
                 for one, state in zip(site.instances, site.states, strict=True):
@@ -204,18 +211,32 @@ class Dispatcher:
         prices = self._prices(request, work, matched)
         costs = self._site_costs(prices.total, room)
         chosen = choose.choose(costs, self._policy.fleet.home, self._policy.fleetmind) or self._policy.fleet.home
-        here = self._at(chosen)
+        here = rows.at[chosen]
         tuned = self._policy.tokenpilot
         ranked = pick.pick(prices.total, room & here, tuned.near_equal, self._rng, tuned.hosts)
         ranked += pick.spares(prices.total, open_rows & here, ranked, tuned.hosts)
         if self._policy.gateway.cross_site_retries:
-            away = [pick.best(prices.total, room & self._at(name)) for name in choose.others(costs, chosen)]
+            away = [pick.best(prices.total, room & rows.at[name]) for name in choose.others(costs, chosen)]
             ranked = pick.mixed(ranked, away, tuned.hosts)
         ranked += pick.spares(prices.total, lawful & here, ranked, min(tuned.hosts, 2))
         return self._admit(request, klass, work, ranked, prices, matched, now)
 
     def _lawful(self, request: Request) -> Bools | Refuse:
         """Return the rows that may and could serve *request*, room aside."""
+        caller = (request.model, request.tenant, request.residency)
+        found = self._lawful_rows.get(caller)
+        if found is None:
+            if len(self._lawful_rows) >= _MOST_CALLERS:
+                self._lawful_rows.clear()
+            found = self._lawful_rows[caller] = self._lawful_for(request)
+        if request.subset is None or isinstance(found, Refuse):
+            return found
+        named = [in_subset(one.address, request.subset) for one in self._rows.instances]
+        subset: Bools = found & np.array(named, dtype=bool)
+        return subset if subset.any() else Refuse(Reason.SUBSET, "no ready instance is in the subset asked for", 1.0)
+
+    def _lawful_for(self, request: Request) -> Bools | Refuse:
+        """Return the rows for any request of this model, tenant and residency."""
         rows, tenant = self._rows, self._policy.tenants.of(request.tenant)
         if request.model not in self.fleet.models:
             return Refuse(Reason.UNKNOWN_MODEL, f"the model {request.model!r} does not exist")
@@ -233,12 +254,7 @@ class Dispatcher:
             reason = Reason.RESIDENCY if Reason.RESIDENCY in reasons else Reason.NOT_ALLOWED
             return Refuse(reason, f"no site that serves {request.model!r} is allowed for this request")
         ready: Bools = allowed & rows.ready
-        if not ready.any():
-            return _nobody(request)
-        if request.subset is None:
-            return ready
-        subset: Bools = ready & np.array([in_subset(one.address, request.subset) for one in rows.instances], dtype=bool)
-        return subset if subset.any() else Refuse(Reason.SUBSET, "no ready instance is in the subset asked for", 1.0)
+        return ready if ready.any() else _nobody(request)
 
     def _rested(self, lawful: Bools, now: float) -> Bools:
         """Leave out instances that rest, unless that leaves none."""
@@ -262,17 +278,12 @@ class Dispatcher:
 
     def _site_costs(self, total: Floats, room: Bools) -> dict[str, float]:
         """Return site → seconds of its best row, network included; ``inf`` where no row has room."""
-        priced = np.where(room, total, np.inf)
+        priced = np.where(room, total, np.inf).tolist()
         bounds = zip(self.fleet.sites, self._rows.starts, self._rows.starts[1:], strict=False)
         return {
-            site.name: float(priced[start:end].min(initial=np.inf)) + cost.network_s(site, self._policy.fleetmind)
+            site.name: min(priced[start:end], default=np.inf) + cost.network_s(site, self._policy.fleetmind)
             for site, start, end in bounds
         }
-
-    def _at(self, name: str) -> Bools:
-        """Return the rows of one site."""
-        found = [site.name for site in self.fleet.sites].index(name)
-        return np.asarray(self._rows.site_of == found)
 
     def _admit(
         self,

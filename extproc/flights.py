@@ -7,8 +7,6 @@ health, site. Invariant: when every flight has been freed, every count of the le
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from extproc.accounting import Accounts
 from extproc.model import Admit, Ending, Outcome, Request
 from extproc.policy import ClassSpec
@@ -112,7 +110,8 @@ class Flights:
         served = self._served(flight, outcome)
         site = flight.admit.site
         if served is not None and served != flight.slot:
-            site = next((rows.instances[int(row)].site for row in np.flatnonzero(rows.slots == served)), site)
+            row = rows.row_of.get(served)
+            site = site if row is None else rows.instances[row].site
         self._accounts.end(flight.request, flight.klass, site, flight.held_s, outcome)
         self._judge(flight, outcome, served, rows, now)
 
@@ -146,7 +145,7 @@ class Flights:
 
     def _note_blocks(self, flight: Flight, slot: int, rows: Rows, now: float) -> None:
         blocks = flight.request.blocks
-        rows_of_slot = np.flatnonzero(rows.slots == slot)
-        if blocks and rows_of_slot.size:
-            holds = rows.instances[int(rows_of_slot[0])].profile.kv_tokens // flight.request.block_tokens
+        row = rows.row_of.get(slot)
+        if blocks and row is not None:
+            holds = rows.instances[row].profile.kv_tokens // flight.request.block_tokens
             self._index.insert(slot, blocks, now, max(1, holds))

@@ -1,9 +1,10 @@
 """From prices to hosts: the best first, the next best behind it for Envoy's retries.
 
 Ties are broken by chance, so that gateways with the same stale view do not herd: among rows within *near* of the best
-one is drawn, the rest keep their order.
+one is drawn, the rest keep their order. Lists, not arrays: on a few rows numpy costs more than it computes.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,17 +14,15 @@ from extproc.model import Bools, Floats
 
 def pick(total: Floats, open_rows: Bools, near: float, rng: np.random.Generator, count: int) -> list[int]:
     """Return at most *count* of the *open_rows*, best first; empty when none is open."""
-    candidates = np.flatnonzero(open_rows)
-    if not len(candidates):
+    prices = total.tolist()
+    ranked = sorted(_rows(open_rows), key=prices.__getitem__)
+    if not ranked:
         return []
-    prices = total[candidates]
-    order = candidates[np.argsort(prices, kind="stable")]
-    bound = total[order[0]] + near * abs(total[order[0]]) + 1e-9
-    equals = int(np.searchsorted(total[order], bound, side="right"))
-    ranked = [int(row) for row in order[: max(count, equals)]]
+    best = prices[ranked[0]]
+    bound = best + near * abs(best) + 1e-9
+    equals = bisect_right(ranked, bound, key=prices.__getitem__)
     if equals > 1:
-        chosen = ranked.pop(int(rng.integers(equals)))
-        ranked.insert(0, chosen)
+        ranked.insert(0, ranked.pop(int(rng.random() * equals)))
     return ranked[:count]
 
 
@@ -32,8 +31,13 @@ def spares(total: Floats, fit: Bools, ranked: Sequence[int], count: int) -> list
     missing = count - len(ranked)
     if missing <= 0:
         return []
-    left = [int(row) for row in np.flatnonzero(fit) if row not in ranked]
+    left = [row for row in _rows(fit) if row not in ranked]
     return sorted(left, key=lambda row: float(total[row]))[:missing]
+
+
+def _rows(flags: Bools) -> list[int]:
+    rows: list[int] = flags.nonzero()[0].tolist()
+    return rows
 
 
 def best(total: Floats, open_rows: Bools) -> int:

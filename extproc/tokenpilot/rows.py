@@ -64,6 +64,10 @@ class Rows:
     batch: Floats
     max_running: Floats
     serves: dict[str, Bools]
+    row_of: dict[int, int]
+    """Slot → row."""
+    at: dict[str, Bools]
+    """Site → its rows."""
 
     @classmethod
     def of(cls, fleet: Fleet, slots: Slots) -> Self:
@@ -72,13 +76,15 @@ class Rows:
         starts = np.cumsum([0, *(len(site.instances) for site in fleet.sites)])
         fit = (State.READY, State.STARTING) if fleet.blind else (State.READY,)
         ready = [s in fit and not site.draining for site in fleet.sites for s in site.states]
+        site_of = np.repeat(np.arange(len(fleet.sites)), np.diff(starts))
+        lasting = [slots.of(one) for one in instances]
         usage = _joined([site.kv_usage for site in fleet.sites])
         return cls(
             fleet=fleet,
             instances=instances,
             starts=tuple(int(start) for start in starts),
-            site_of=np.repeat(np.arange(len(fleet.sites)), np.diff(starts)),
-            slots=np.array([slots.of(one) for one in instances], dtype=np.int64),
+            site_of=site_of,
+            slots=np.array(lasting, dtype=np.int64),
             ready=np.array(ready, dtype=bool),
             waiting=_joined([site.waiting for site in fleet.sites]),
             running=_joined([site.running for site in fleet.sites]),
@@ -96,6 +102,8 @@ class Rows:
                 )
                 for name in {name for site in fleet.sites for name in site.serves}
             },
+            row_of={slot: row for row, slot in enumerate(lasting)},
+            at={site.name: site_of == i for i, site in enumerate(fleet.sites)},
         )
 
 
