@@ -268,7 +268,9 @@ def test_an_instance_that_restarts_has_forgotten_its_prefixes() -> None:
     world = World()
     first = world.admit(id="first", prompt_tokens=10_000, blocks=LONG)
     world.end("first")
-    assert world.dispatcher.index_blocks() == len(LONG)
+    for state in (State.READY, State.DRAINING):
+        world.see(states={first.instance: state})
+        assert world.dispatcher.index_blocks() == len(LONG)
     world.see(states={first.instance: State.LOST})
     assert world.dispatcher.index_blocks() == 0
 
@@ -533,6 +535,15 @@ def test_a_held_request_waits_on_while_no_instance_is_ready() -> None:
     assert isinstance(verdict, Admit)
 
 
+def test_a_held_request_waits_on_for_its_own_site_while_another_has_room() -> None:
+    world = busy()
+    world.wait(id="w", residency=frozenset({"eu"}))
+    assert world.see(states={"a-0": State.LOST, "a-1": State.STARTING}) == []
+    free = {one for i in range(1, 5) for one in world.end(f"r{i}")}
+    assert free == set()
+    assert [name for name, _ in world.see()] == ["w"]
+
+
 def test_a_held_request_is_told_when_it_may_no_longer_go_anywhere() -> None:
     world = busy()
     world.wait(id="w", residency=frozenset({"eu"}))
@@ -729,6 +740,15 @@ def test_a_site_without_room_is_no_place_to_retry() -> None:
     world = World(crossing(sites(a=2, b=1), slomax={"max_in_flight": 1}), missing=("a-1",))
     assert sites_of(world.admit(subset=frozenset({"10.0.0.1:200"}))) == "b"
     assert sites_of(world.admit()) == "a"
+
+
+def test_an_instance_without_room_is_no_place_to_retry_however_cheap() -> None:
+    world = World(crossing(sites(), slomax={"max_in_flight": 1}))
+    full = world.admit(id="full", prompt_tokens=10_000, blocks=LONG, subset=frozenset({"10.0.0.1:200"}))
+    world.dispatcher.first_token("full", world.now)
+    assert full.instance == "b-0"
+    verdict = world.admit(prompt_tokens=100, output_budget=1, blocks=LONG[:1])
+    assert verdict.hosts[2] == "10.0.0.1:201", "the other one has the prefix and no room"
 
 
 @pytest.mark.parametrize(
