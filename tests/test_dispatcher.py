@@ -564,6 +564,13 @@ def test_a_held_request_that_is_cancelled_leaves_the_line() -> None:
     assert {"cancelled": 1} in endings
 
 
+def test_a_stream_that_ends_while_held_is_a_cancellation() -> None:
+    world = busy()
+    world.wait(id="w")
+    world.end("w", Outcome())
+    assert [counts.endings for counts in world.dispatcher.accounts.counts.values()] == [{"cancelled": 1}]
+
+
 def test_new_instances_take_who_waits() -> None:
     world = World(a_policy(fleet=sites(), slomax=ONE), missing=("a-1", "b-0", "b-1"))
     world.admit()
