@@ -28,9 +28,16 @@ def prefill_rate(rows: Rows, load: Load) -> Floats:
     return rows.batch / (rows.a_s + rows.c_s * load.running + rows.d_s * load.kv_tokens + rows.e_s * rows.batch)
 
 
-def prefill_s(rows: Rows, rate: Floats, uncached: Floats, cached: Floats) -> Floats:
-    """Return seconds to compute *uncached* tokens behind *cached* ones; the square term is attention."""
-    return uncached / rate + rows.quad_s * uncached * (cached + uncached / 2)
+def prefill_s(rows: Rows, load: Load, uncached: Floats, cached: Floats) -> Floats:
+    """Return seconds from the start of a request's prefill to its first token.
+
+    As many whole steps as *uncached* tokens need (one at least, however short), their tokens, the square term of
+    attention behind *cached* ones, and what passes outside the steps.
+    """
+    steps = np.ceil(uncached / rows.batch)
+    idle = rows.a_s + rows.c_s * load.running + rows.d_s * load.kv_tokens
+    attention = rows.quad_s * uncached * (cached + uncached / 2)
+    return steps * idle + rows.e_s * uncached + attention + rows.front_s + rows.front_token_s * (cached + uncached)
 
 
 def queue_s(load: Load, rate: Floats, rows: Rows, token_s: Floats, output: float) -> Floats:

@@ -61,6 +61,9 @@ class Rows:
     e_s: Floats
     """Seconds per prefill token."""
     quad_s: Floats
+    front_s: Floats
+    """Seconds of every TTFT outside the engine's steps."""
+    front_token_s: Floats
     batch: Floats
     max_running: Floats
     serves: dict[str, Bools]
@@ -94,6 +97,8 @@ class Rows:
             d_s=np.array([one.profile.d_ms for one in instances]) / 1e6,
             e_s=np.array([one.profile.e_ms for one in instances]) / 1e6,
             quad_s=np.array([one.profile.quad_ms for one in instances]) / 1e9,
+            front_s=np.array([one.profile.front_ms for one in instances]) / 1e3,
+            front_token_s=np.array([one.profile.front_ms_per_1k for one in instances]) / 1e6,
             batch=np.array([one.profile.batch_tokens for one in instances], dtype=np.float64),
             max_running=np.array([one.profile.max_running for one in instances], dtype=np.float64),
             serves={

@@ -54,7 +54,7 @@ def score(rows: Rows, load: latency.Load, work: Work, cached: Floats, weights: W
     rate = latency.prefill_rate(rows, load)
     terms = {
         "queue": weights.queue * latency.queue_s(load, rate, rows, pace, work.output),
-        "prefill": weights.prefill * latency.prefill_s(rows, rate, uncached, cached),
+        "prefill": weights.prefill * latency.prefill_s(rows, load, uncached, cached),
         "decode": weights.decode * (work.output * pace),
     }
     return Scores(terms, sum(terms.values(), np.zeros(len(uncached))), uncached)

@@ -38,14 +38,28 @@ class World:
 
 def test_an_idle_fleet_costs_its_prefill_and_its_decode() -> None:
     prices = World().price(Work(prompt=1000, output=100))
-    assert prices.why(0) == pytest.approx({"queue": 0.0, "prefill": 1000 / RATE, "decode": 100 * 0.0101})
-    assert prices.total.tolist() == pytest.approx([1000 / RATE + 1.01] * 4)
+    assert prices.why(0) == pytest.approx({"queue": 0.0, "prefill": 0.010 + 0.040, "decode": 100 * 0.0101})
+    assert prices.total.tolist() == pytest.approx([0.050 + 1.01] * 4)
+
+
+def test_a_prompt_takes_whole_steps() -> None:
+    """One step for 8,192 tokens, two for one more; a short prompt waits for its step all the same."""
+    prefill = [float(World().price(Work(tokens, 0)).terms["prefill"][0]) for tokens in (10, 8192, 8193)]
+    assert prefill == pytest.approx([0.010 + 0.040 * 0.01, STEP_S, 2 * 0.010 + 0.040 * 8.193])
+
+
+def test_time_outside_the_steps_is_part_of_the_first_token() -> None:
+    profile = {"source": "t", "a_ms": 10, "c_ms": 0, "d_ms": 0, "e_ms": 40, "front_ms": 5, "front_ms_per_1k": 2}
+    prefill = (
+        World(a_fleet(a_policy(profiles={"default": profile}))).price(Work(1000, 0), (500.0, 0, 0, 0)).terms["prefill"]
+    )
+    assert prefill[:2].tolist() == pytest.approx([0.010 + 0.020 + 0.007, 0.010 + 0.040 + 0.007])
 
 
 def test_cached_tokens_are_not_computed_again_but_one_always_is() -> None:
     prices = World().price(Work(1000, 0), (640.0, 1000.0, 5000.0, 0.0))
     assert prices.uncached.tolist() == [360.0, 1.0, 1.0, 1000.0]
-    assert prices.terms["prefill"][0] == pytest.approx(360 / RATE)
+    assert prices.terms["prefill"][0] == pytest.approx(0.010 + 0.040 * 0.36)
 
 
 def test_our_own_prefill_is_queue_at_once_and_gone_with_the_first_token() -> None:
@@ -107,10 +121,10 @@ def test_a_weight_is_a_plain_ratio() -> None:
 def test_long_prompts_pay_for_attention_also_behind_cached_tokens() -> None:
     quad = a_policy(profiles={"default": {"source": "t", "a_ms": 10, "c_ms": 0, "d_ms": 0, "e_ms": 40, "quad_ms": 2.0}})
     world = World(a_fleet(quad))
-    rate = np.full(4, RATE)
-    seconds = latency.prefill_s(world.rows, rate, np.full(4, 1000.0), np.array([0.0, 4000.0, 0.0, 0.0]))
-    assert seconds[0] - 1000 / RATE == pytest.approx(2.0 * 1000 * 500 / 1e6 / 1e3)
-    assert seconds[1] - 1000 / RATE == pytest.approx(2.0 * 1000 * 4500 / 1e6 / 1e3)
+    load = score.load_of(world.rows, world.ledger, world.strangers, 1000.0)
+    seconds = latency.prefill_s(world.rows, load, np.full(4, 1000.0), np.array([0.0, 4000.0, 0.0, 0.0]))
+    assert seconds[0] - 0.050 == pytest.approx(2.0 * 1000 * 500 / 1e6 / 1e3)
+    assert seconds[1] - 0.050 == pytest.approx(2.0 * 1000 * 4500 / 1e6 / 1e3)
 
 
 def test_blind_prices_are_least_request_by_our_own_counts() -> None:
