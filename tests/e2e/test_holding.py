@@ -1,6 +1,8 @@
 """Held requests: one place an instance, so that whoever comes third waits at the gateway."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -102,3 +104,18 @@ async def test_a_higher_class_goes_first(client: Client) -> None:
             await eventually(lambda: held(gateway) == 3)
         await asyncio.gather(*first, last)
     assert done[0] == "vip"
+
+
+async def test_held_requests_survive_the_loss_of_the_dispatcher(client: Client) -> None:
+    gateway = client.gateway
+    if gateway.workers == 1:
+        pytest.skip("one process has no dispatcher to lose")
+    async with client.stream(LONG, EURO), client.stream(LONG, EURO):
+        waiting = [asyncio.ensure_future(client.post(a_body(f"{i}", max_tokens=2), headers=EURO)) for i in range(3)]
+        await eventually(lambda: held(gateway) == 3)
+        lost = gateway.pids("dispatcher")[0]
+        os.kill(lost, signal.SIGKILL)
+        await eventually(lambda: gateway.debug().get("workers") == 2 and lost not in gateway.pids("dispatcher"), 30)
+        await eventually(lambda: held(gateway) + sum(one.done() for one in waiting) >= 3)
+    answers = await asyncio.gather(*waiting)
+    assert {one.status for one in answers} == {200}
