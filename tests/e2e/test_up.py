@@ -93,6 +93,19 @@ def test_what_it_prints_works_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         assert "everything is stopped" in up.text
 
 
+def test_the_readme_shows_what_it_prints(tmp_path: Path) -> None:
+    """Ports, times and folders apart."""
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
+    shown = readme.partition("<!-- up -->\n```\n")[2].partition("\n```")[0]
+
+    def normal(text: str) -> list[str]:
+        text = re.sub(r"127\.0\.0\.1:\d+", "HOST", re.sub(r"\d:\d\d:\d\d", "TIME", text))
+        return [line.rstrip() for line in re.sub(r"logs +\S+", "logs", text).splitlines()]
+
+    with an_up(tmp_path) as up:
+        assert normal(up.greeted()) == normal(shown)
+
+
 @pytest.mark.parametrize("victim", [("envoy", "-c"), ("redis-server",), ("extproc", "collect"), ("loadtest.engine",)])
 def test_a_child_that_dies_is_named_and_the_rest_is_brought_down(tmp_path: Path, victim: tuple[str, ...]) -> None:
     with an_up(tmp_path) as up:
