@@ -205,7 +205,7 @@ class Dispatcher:
         open_rows = self._rested(lawful, now)
         rows, work = self._rows, self._work(request)
         room = open_rows & admission.has_room(self._ledger.requests[rows.slots], self._policy.slomax)
-        if not room.any():
+        if not np.count_nonzero(room):  # .any() costs four times as much on a few rows
             return None
         matched = self._index.match(request.blocks)
         prices = self._prices(request, work, matched)

@@ -2,9 +2,13 @@
 
 import logging
 import sys
+from datetime import UTC, datetime
 
 import orjson
 import structlog
+from structlog.typing import EventDict
+
+_LEVELS = {"exception": "error", "warn": "warning"}
 
 
 def configure(level: str = "info") -> None:
@@ -14,10 +18,8 @@ def configure(level: str = "info") -> None:
         raise ValueError(f"unknown log level {level!r}; use debug, info, warning or error")
     structlog.configure(
         processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(serializer=_dumps),
+            _line,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.BytesLoggerFactory(sys.stdout.buffer),
@@ -25,5 +27,8 @@ def configure(level: str = "info") -> None:
     )
 
 
-def _dumps(value: object, default: object = None, **_: object) -> bytes:  # noqa: ARG001 - structlog's own signature
-    return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS)
+def _line(_: object, method: str, event: EventDict) -> bytes:
+    """Add level and time and write JSON, in one step: a verdict's line costs a request microseconds."""
+    event["level"] = _LEVELS.get(method, method)
+    event["timestamp"] = datetime.now(UTC)
+    return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_UTC_Z)

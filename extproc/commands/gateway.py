@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 import tempfile
@@ -129,6 +130,7 @@ async def _serve(
     await server.start()
     async with _listening(app, shell) as port, _tasks(view.run(), *tasks) as failed:
         await _first_view(view)
+        _spare_the_collector()
         await server.serving()
         log.info("serving", address=server.address, admin=port)
         await _until_stopped(failed)
@@ -211,6 +213,17 @@ async def _first_view(view: FleetView) -> None:
         async with asyncio.timeout(FIRST_VIEW_S):
             while view.age_s == float("inf"):  # noqa: ASYNC110 - the view has no event, and start-up is no hot path
                 await asyncio.sleep(0.02)
+
+
+def _spare_the_collector() -> None:
+    """Leave what has been loaded to start with out of every garbage collection, and collect less often.
+
+    A held request is some fifty objects, none of them in a cycle: by default each burst would walk all of them again
+    and again, about a tenth of this process's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def _not_ready(view: FleetView) -> str | None:
