@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from extproc.adapters import wire
-from extproc.model import Admit, Ending, Outcome
+from extproc.model import Admit, Ending, Outcome, Refuse
 from tests.adapters.deciders import Gateway, verdict_of
 from tests.polling import eventually
 
@@ -76,6 +76,15 @@ async def test_a_request_belongs_to_the_connection_that_brought_it_last(tmp_path
         assert set(answers(new_heard)) == {"w"}
         new.close()
         await eventually(lambda: gateway.room.dispatcher.total_in_flight() == 0)
+        assert socket.owned() == 0
+
+
+async def test_who_is_refused_belongs_to_nobody(tmp_path: Path) -> None:
+    async with Gateway(tmp_path / "s") as gateway:
+        socket = await gateway.start()
+        worker = await gateway.worker()
+        verdict = await verdict_of(worker.decider.offer(gateway.request("r", model="no-such-model")))
+        assert isinstance(verdict, Refuse)
         assert socket.owned() == 0
 
 
