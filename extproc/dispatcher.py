@@ -48,6 +48,10 @@ Granted = tuple[str, Final]
 """A held request and its verdict."""
 
 
+_PASSING = frozenset({Reason.NO_INSTANCE, Reason.SUBSET})
+"""Refusals on arrival that a held request waits out: an instance may come back before its wait is over."""
+
+
 class Dispatcher:
     """Composes SLOMax, FleetMind and TokenPilot over one snapshot and one set of counts."""
 
@@ -351,7 +355,7 @@ class Dispatcher:
         granted: list[Granted] = []
         for one in heads:
             found = self._place(one.request, one.klass, now)
-            if found is None or (isinstance(found, Refuse) and found.reason is Reason.NO_INSTANCE):
+            if found is None or (isinstance(found, Refuse) and found.reason in _PASSING):
                 continue  # it has a wait of its own; an instance may come back within it
             self._line.remove(one.request.id)
             if isinstance(found, Refuse):

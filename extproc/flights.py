@@ -131,7 +131,8 @@ class Flights:
             return
         tried = flight.admit.hosts[: max(0, outcome.attempts - 1)] if flight.admit.steer else ()
         failed = {slot for one in tried if one != outcome.served and (slot := self._slots.at(one)) is not None}
-        if outcome.ending is Ending.FAILED and served is not None:
+        hung = outcome.ending is Ending.TIMED_OUT and outcome.ttft_s is None
+        if (outcome.ending is Ending.FAILED or hung) and served is not None:
             failed.add(served)
         for slot in failed:
             self._health.failed(slot, now)
@@ -140,7 +141,8 @@ class Flights:
             self._health.served(served)
         if served != flight.slot or not answered:
             self._index.discard(flight.slot, flight.request.blocks[flight.matched :])
-        if answered and served is not None and served != flight.slot:
+        if answered and served is not None:
+            # Also where it was expected: a parallel request that was cut may have taken shared blocks back.
             self._note_blocks(flight, served, rows, now)
 
     def _note_blocks(self, flight: Flight, slot: int, rows: Rows, now: float) -> None:

@@ -535,6 +535,14 @@ def test_a_held_request_waits_on_while_no_instance_is_ready() -> None:
     assert isinstance(verdict, Admit)
 
 
+def test_a_held_request_waits_on_while_nobody_of_its_subset_is_ready() -> None:
+    world = busy()
+    world.wait(id="w", subset=frozenset({"10.0.0.1:100"}))
+    assert world.see(states={"a-0": State.LOST}) == []
+    assert {one for i in range(1, 5) for one in world.end(f"r{i}")} == set()
+    assert [name for name, _ in world.see()] == ["w"]
+
+
 def test_a_held_request_waits_on_for_its_own_site_while_another_has_room() -> None:
     world = busy()
     world.wait(id="w", residency=frozenset({"eu"}))

@@ -182,7 +182,9 @@ def test_a_success_wakes_who_served() -> None:
         (Outcome(Ending.COMPLETED, 200, served=A0, attempts=2), []),
         (Outcome(Ending.REJECTED, 400, served=A0), []),
         (Outcome(Ending.CANCELLED), []),
-        (Outcome(Ending.TIMED_OUT, 504), []),
+        (Outcome(Ending.TIMED_OUT, 504, served=A0), [0]),
+        (Outcome(Ending.TIMED_OUT, 504, attempts=0), []),
+        (Outcome(Ending.TIMED_OUT, 200, served=A0, ttft_s=0.1), []),
         (Outcome(Ending.ABANDONED), []),
     ],
 )
@@ -210,6 +212,16 @@ def test_a_prompt_that_was_never_computed_is_not_believed_cached(outcome: Outcom
     world.launch()
     world.end(outcome)
     assert holders(world) == ({0: 3} if kept else {})
+
+
+def test_blocks_that_a_cut_request_took_back_return_with_the_one_that_completes() -> None:
+    world = World()
+    world.launch("cut")
+    world.launch("whole", matched=3)
+    world.end(Outcome(Ending.CANCELLED), "cut")
+    assert holders(world) == {}
+    world.end(DONE, "whole")
+    assert holders(world) == {0: 3}
 
 
 def test_in_shadow_mode_nobody_is_credited_but_who_is_known_to_have_served() -> None:
