@@ -32,11 +32,14 @@ def main(
     requests: Annotated[
         int, typer.Option("--held", min=0, help="Requests to hold at once; 0 for none.")
     ] = held.REQUESTS,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Slices of each arm in each cell.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Length of a slice.")] = None,
     extras: Annotated[bool, typer.Option(help="Also the workers' hop and the usage filter.")] = True,
 ) -> None:
     """Measure what a request costs, through the real Envoy: direct, a no-op ext_proc, ours."""
     console = Console(width=None if sys.stdout.isatty() else 140)
-    plans = QUICK if quick else FULL
+    first, second = (Plan(rounds or plan.rounds, seconds or plan.seconds) for plan in (QUICK if quick else FULL))
+    plans = (first, second)
     try:
         with tempfile.TemporaryDirectory(prefix="tokenfleet-bench-") as folder:
             found = asyncio.run(_run(Path(folder), plans, requests, extras, console))
