@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
 
     def _answer(self) -> None:
         method, path, _ = self._first_line.split(b" ", 2)
-        if method == b"POST":
+        if method == b"POST" and path.startswith(b"/v1/"):
             self._infer(path)
         elif path == b"/metrics":
             self._write(self._engine.metrics())
