@@ -8,7 +8,8 @@ from loadtest.bench.slices import Cell, Plan, figures, percentile, rotated, run
 
 
 def a_slice(requests: int = 10, **fields: Any) -> Slice:
-    base: dict[str, Any] = {"seconds": 1.0, "latencies_us": [1000] * requests, "cpu_s": {"python": 0.01, "envoy": 0.02}, "failed": {}}
+    cpu_s = {"python": 0.01, "envoy": 0.02}
+    base: dict[str, Any] = {"seconds": 1.0, "latencies_us": [1000] * requests, "cpu_s": cpu_s, "failed": {}}
     return Slice(requests=requests, **base | fields)
 
 
