@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 
 
-async def eventually(holds: Callable[[], Awaitable[bool] | bool], seconds: float = 10.0) -> None:
+async def eventually(holds: Callable[[], Awaitable[bool] | bool], seconds: float = 20.0) -> None:
     """Return once *holds* is true; raises :class:`TimeoutError` if that takes too long."""
     async with asyncio.timeout(seconds):
         while True:

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from extproc.dispatcher import Dispatcher, in_subset
+from extproc.dispatcher import Dispatcher
 from extproc.flights import LOG_GRACE_S
 from extproc.model import Admit, Ending, Fleet, Outcome, Reason, Refuse, Request, State, Verdict, Wait
+from extproc.placement import in_subset
 from extproc.policy import Policy
 from tests.builders import CHAT, a_policy, a_request
 from tests.fleets import a_fleet, instances_of
