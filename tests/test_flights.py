@@ -250,4 +250,5 @@ def test_prefixes_are_bounded_by_what_the_engine_can_hold() -> None:
     request = a_request(id="long", blocks=tuple(range(1, 20_001)), block_tokens=64)
     verdict = Admit("a-0", "a", "site-a", (A0,), "standard")
     world.flights.launch(Flight(request, KLASS, verdict, 0, 1.0, 1.0, 0, 0.0), world.rows, 0.0)
-    assert world.index.match(request.blocks) == {0: 500_000 // 64}
+    holds = 500_000 // 64
+    assert holds - 8 < world.index.match(request.blocks)[0] <= holds

@@ -152,3 +152,53 @@ def test_a_slot_never_holds_more_than_it_can(blocks: list[int], capacity: int) -
     index.insert(0, blocks, 0.0, capacity)
     assert index.match(blocks) == ({0: min(len(blocks), capacity)} if blocks else {})
     assert len(index) == min(len(blocks), capacity)
+
+
+def a_chain(*lengths: int) -> tuple[int, ...]:
+    """A chain that shares with another one the lengths that both begin with: a block tells its whole past."""
+    blocks: list[int] = []
+    for turn, length in enumerate(lengths):
+        blocks += [hash((*lengths[:turn], turn, at)) for at in range(length)]
+    return tuple(blocks)
+
+
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 300))
+def test_a_long_match_is_short_by_less_than_a_stride(shared: int, first: int, second: int) -> None:
+    index = PrefixIndex(60.0)
+    index.insert(0, a_chain(shared, first), 0.0, ROOMY)
+    again = (*a_chain(shared), *(-1 - block for block in a_chain(second)))
+    depth = index.match(again).get(0, 0)
+    assert shared - 8 < depth <= shared
+    assert depth == shared or shared > 64
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 300)), min_size=1, max_size=30), st.integers(1, 400))
+def test_however_long_the_chains_a_slot_is_bounded_and_ends_empty(uses: list[tuple[int, int]], capacity: int) -> None:
+    index = PrefixIndex(60.0)
+    for now, (conversation, length) in enumerate(uses):
+        chain = a_chain(conversation + 1, length)
+        index.insert(0, chain, float(now), capacity)
+        depth = index.match(chain).get(0, 0)
+        assert min(len(chain), capacity) - 8 < depth <= min(len(chain), capacity)
+        assert len(index) <= capacity
+    index.expire(1000.0)
+    assert len(index) == 0
+    assert index.match(a_chain(uses[0][0] + 1, uses[0][1])) == {}
+
+
+def test_taking_back_a_long_chain_leaves_what_another_one_shares() -> None:
+    index = PrefixIndex(60.0)
+    index.insert(0, a_chain(100, 200), 0.0, ROOMY)
+    index.discard(0, a_chain(100, 200)[100:])
+    assert index.match(a_chain(100, 200)) == {0: 96}
+    index.insert(0, a_chain(500, 1), 1.0, ROOMY)
+    index.insert(0, a_chain(400, 1), 2.0, ROOMY)
+    assert index.match(a_chain(100, 200)) == {0: 96}, "what was taken back does not count against the bound"
+
+
+def test_a_prefix_used_again_and_again_does_not_grow_what_is_kept_of_it() -> None:
+    index = PrefixIndex(1e9)
+    for now in range(1000):
+        index.insert(0, a_chain(50, 0), float(now), 100)
+    assert index._slots[0].touched <= 450
+    assert index.match(a_chain(50)) == {0: 50}
