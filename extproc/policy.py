@@ -130,7 +130,11 @@ class Gateway(Section):
         100.0, description="Share of requests that are really steered; the rest is decided, logged and counted only."
     )
     other_paths: Literal["pass", "refuse"] = Field(
-        "pass", description="Requests that are no inference call (GET, OPTIONS, unknown paths): let through or 404."
+        "pass",
+        description=(
+            "Requests that are no inference call: `pass` lets GET, HEAD and OPTIONS through to the home site, "
+            "unchecked, and answers 404 to every other method; `refuse` answers 404 to all."
+        ),
     )
     max_body_bytes: int = Field(
         16_777_216,

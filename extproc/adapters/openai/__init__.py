@@ -13,9 +13,9 @@ counted, hashed and forgotten: nothing here keeps or logs it, and only ``with_pr
 ``priority``  the one change of a body
 """
 
-from extproc.adapters.openai.calls import Call, classify_path
+from extproc.adapters.openai.calls import Call, classify_path, passes
 from extproc.adapters.openai.priority import with_priority
 from extproc.adapters.openai.read import Reader
 from extproc.adapters.openai.replies import BadRequest, Reply, refusal, reply_for
 
-__all__ = ["BadRequest", "Call", "Reader", "Reply", "classify_path", "refusal", "reply_for", "with_priority"]
+__all__ = ["BadRequest", "Call", "Reader", "Reply", "classify_path", "passes", "refusal", "reply_for", "with_priority"]

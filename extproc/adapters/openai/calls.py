@@ -36,8 +36,24 @@ _CALLS = {
 }
 
 
+_ALIASES = {"/chat/completions": "/v1/chat/completions", "/responses": "/v1/responses"}
+"""Paths at which llama.cpp serves the same call. Its ``/completions`` and ``/embeddings`` are other calls, in its own
+format: those stay unknown."""
+_CALLS |= {alias: _CALLS[path] for alias, path in _ALIASES.items()}
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
 def classify_path(method: str, path: str) -> Call | None:
     """Return the inference call that *method* and *path* (``:path``, query allowed) make, or ``None``."""
     if method != "POST":
         return None
     return _CALLS.get(path.partition("?")[0].removesuffix("/"))
+
+
+def passes(method: str) -> bool:
+    """Return whether a request that is no inference call may go home unchecked: one that computes nothing.
+
+    Engines run inference at more paths than we read (``/invocations``, ``/v1/rerank``, ``/tokenize``, …): an unknown
+    ``POST`` would pass tenant, residency and permission by.
+    """
+    return method in _SAFE

@@ -1,6 +1,6 @@
 import pytest
 
-from extproc.adapters.openai import classify_path
+from extproc.adapters.openai import classify_path, passes
 from tests.adapters.openai.calling import PATHS
 
 
@@ -34,6 +34,9 @@ def test_another_method_is_no_call(path: str, method: str) -> None:
         "/v1/responses/resp_1/cancel",
         "?/v1/messages",
         "v1/messages",
+        "/completions",
+        "/embeddings",
+        "/messages",
     ],
 )
 def test_another_path_is_no_call(path: str) -> None:
@@ -54,3 +57,24 @@ def test_a_path_tells_api_and_task(path: str, api: str, task: str) -> None:
     call = classify_path("POST", path)
     assert call is not None
     assert (call.api, call.task) == (api, task)
+
+
+@pytest.mark.parametrize(
+    ("alias", "path"), [("/chat/completions", "/v1/chat/completions"), ("/responses", "/v1/responses")]
+)
+@pytest.mark.parametrize("tail", ["", "/", "?a=1"])
+def test_a_path_without_its_version_is_the_same_call_where_an_engine_takes_it_for_that(
+    alias: str, path: str, tail: str
+) -> None:
+    assert classify_path("POST", alias + tail) is classify_path("POST", path)
+    assert classify_path("GET", alias + tail) is None
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+def test_a_safe_method_may_go_home_unchecked(method: str) -> None:
+    assert passes(method)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "CONNECT", "TRACE", "get", "post", ""])
+def test_any_other_method_may_not(method: str) -> None:
+    assert not passes(method)
