@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: up test lint bench bench-fidelity format clean
+.PHONY: up test lint bench bench-fidelity envoy-files format clean
 .DEFAULT_GOAL := up
 
 .venv/.installed: pyproject.toml

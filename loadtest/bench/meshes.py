@@ -25,7 +25,6 @@ def config(policy: Policy, servers: tuple[str, ...], without: frozenset[Part] = 
     http["http_filters"] = [one for one in http["http_filters"] if _FILTERS.get(one["name"]) not in without]
     if "access_log" in without:
         del http["access_log"]
-        http["http_filters"][-1]["typed_config"].pop("upstream_log")
     if "ext_proc" in without:
         _take_routes_settings_out(http, "envoy.filters.http.ext_proc")
         resources["clusters"] = [one for one in resources["clusters"] if one["name"] != names.EXT_PROC_CLUSTER]

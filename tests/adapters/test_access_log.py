@@ -132,7 +132,7 @@ def test_an_error_inside_a_stream_that_began_with_200_is_a_failure() -> None:
 def test_everything_known_of_an_ending_is_read() -> None:
     entry = an_entry(
         usage={"prompt_tokens": 100, "completion_tokens": 20, "cached_tokens": 64},
-        tags={"ttft_us": "250000", "engine_ttft_us": "200000"},
+        tags={"ttft_us": "250000"},
         attempts=2,
         body_bytes=4096,
     )

@@ -97,11 +97,6 @@ class Scripted:
         """Return the entries of one request, found by the id in our metadata."""
         return [one for name, one in self.logged if name == "tokenfleet" and own(one).get("id") == request_id]
 
-    def attempts(self, request_id: str) -> list[accesslog_pb2.HTTPAccessLogEntry]:
-        """Return the entries of one request's attempts, found by the id in our request header."""
-        named = [one for name, one in self.logged if name == "tokenfleet-attempt"]
-        return [one for one in named if one.request.request_headers.get(ID_HEADER) == request_id]
-
     async def StreamAccessLogs(self, requests: Any, _context: Any) -> als_pb2.StreamAccessLogsResponse:  # noqa: N802 - gRPC's name
         name = ""
         async for message in requests:

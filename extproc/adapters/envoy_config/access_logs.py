@@ -1,4 +1,4 @@
-"""What Envoy tells us of each request and each attempt, over gRPC."""
+"""What Envoy tells us of each request, over gRPC, and operators in a file."""
 
 from datetime import timedelta
 
@@ -15,13 +15,7 @@ from envoy_data_plane.envoy.extensions.access_loggers.grpc.v3 import CommonGrpcA
 from envoy_data_plane.envoy.type.tracing.v3 import CustomTag
 from envoy_data_plane.google.protobuf import Any, Struct
 
-from extproc.adapters.envoy_config.names import (
-    ATTEMPT_LOG_NAME,
-    EXT_PROC_CLUSTER,
-    LOG_NAME,
-    REQUEST_ID_HEADER,
-    TAGS,
-)
+from extproc.adapters.envoy_config.names import EXT_PROC_CLUSTER, LOG_NAME, TAGS
 
 FLUSH = timedelta(milliseconds=50)
 BATCH_BYTES = 16_384
@@ -43,12 +37,16 @@ LINE = {
 
 def of_requests() -> AccessLog:
     """Return the log of requests: an entry at the end, and one each half second while it runs."""
-    return _grpc(LOG_NAME, TAGS)
-
-
-def of_attempts() -> AccessLog:
-    """Return the log of attempts: which instance really served, which failed; joined by our id's request header."""
-    return _grpc(ATTEMPT_LOG_NAME, {})
+    common = CommonGrpcAccessLogConfig(
+        log_name=LOG_NAME,
+        grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=EXT_PROC_CLUSTER)),
+        transport_api_version=ApiVersion.V3,
+        buffer_flush_interval=FLUSH,
+        buffer_size_bytes=BATCH_BYTES,
+        custom_tags=[CustomTag(tag=tag, value=text) for tag, text in TAGS.items()],
+    )
+    config = HttpGrpcAccessLogConfig(common_config=common)
+    return AccessLog(name="envoy.access_loggers.http_grpc", typed_config=Any.pack(config))
 
 
 def to_file(path: str) -> AccessLog:
@@ -60,17 +58,3 @@ def to_file(path: str) -> AccessLog:
         filter=AccessLogFilter(log_type_filter=ended),
         typed_config=Any.pack(FileAccessLog(path=path, log_format=line)),
     )
-
-
-def _grpc(name: str, tags: dict[str, str]) -> AccessLog:
-    common = CommonGrpcAccessLogConfig(
-        log_name=name,
-        grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=EXT_PROC_CLUSTER)),
-        transport_api_version=ApiVersion.V3,
-        buffer_flush_interval=FLUSH,
-        buffer_size_bytes=BATCH_BYTES,
-        custom_tags=[CustomTag(tag=tag, value=text) for tag, text in tags.items()],
-    )
-    # An attempt's entry carries no dynamic metadata: our id reaches it as a request header.
-    config = HttpGrpcAccessLogConfig(common_config=common, additional_request_headers_to_log=[REQUEST_ID_HEADER])
-    return AccessLog(name="envoy.access_loggers.http_grpc", typed_config=Any.pack(config))

@@ -56,7 +56,7 @@ from extproc.adapters.envoy_config.routes import BUFFER_FILTER, EXT_PROC_FILTER,
 from extproc.policy import Policy
 
 PERIOD = timedelta(milliseconds=500)
-"""Time between two access-log entries of a running request: how soon a first token or a hang is seen."""
+"""Time between two access-log entries of a running request: how soon a first token is known before the end."""
 OURS_TO_SET = (
     f"^(x-tokenfleet-[a-z0-9-]+|{names.ENDPOINT}|{names.RETRIES_HEADER}|content-type|content-length|retry-after)$"
 )
@@ -122,8 +122,7 @@ def _filters(policy: Policy, mesh: Mesh) -> list[HttpFilter]:
         source = files(__package__).joinpath("usage.lua").read_text(encoding="utf-8")
         lua = Lua(default_source_code=DataSource(inline_string=source))
         chain.append(HttpFilter(name="envoy.filters.http.lua", typed_config=Any.pack(lua)))
-    router = Router(upstream_log=[access_logs.of_attempts()])
-    chain.append(HttpFilter(name="envoy.filters.http.router", typed_config=Any.pack(router)))
+    chain.append(HttpFilter(name="envoy.filters.http.router", typed_config=Any.pack(Router())))
     return chain
 
 

@@ -19,14 +19,9 @@ REQUEST_ID_HEADER = "x-tokenfleet-request-id"
 WHY_HEADER = "x-tokenfleet-why"
 EXT_PROC_CLUSTER = "tokenfleet-ext-proc"
 LOG_NAME = "tokenfleet"
-ATTEMPT_LOG_NAME = "tokenfleet-attempt"
 OWN_PREFIXES = ("x-tokenfleet-", "x-gateway-destination-")
 """Headers that no client may set."""
 STEERING_PREFIXES = ("x-envoy-retr", "x-envoy-max-retries", "x-envoy-upstream-", "x-envoy-hedge-")
 """Envoy's own request headers that change retries and time-outs; not for clients either."""
-TAGS = {
-    "ttft_us": "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%",
-    "engine_ttft_us": "%COMMON_DURATION(US_TX_END:US_RX_BODY_BEG:us)%",
-    "held_us": "%COMMON_DURATION(DS_RX_END:US_TX_BEG:us)%",
-}
+TAGS = {"ttft_us": "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%"}
 """Custom tags of the access log, microseconds; ``-`` while the moment has not come."""

@@ -22,7 +22,7 @@ def test_envoy_takes_the_configuration_of_every_arm(tmp_path: Path, without: fro
     config = meshes.config(a_policy(), ("unix:/nowhere",), without)
     assert ("envoy.filters.http.ext_proc" in config) == ("ext_proc" not in without)
     assert ("envoy.filters.http.lua" in config) == ("usage" not in without)
-    assert ("tokenfleet-attempt" in config) == ("access_log" not in without)
+    assert ("envoy.access_loggers.http_grpc" in config) == ("access_log" not in without)
     with an_envoy(config, tmp_path) as envoy:
         assert envoy.port
 
