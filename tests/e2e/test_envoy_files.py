@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 import pytest_asyncio
 import trustme
+from ruamel.yaml import YAML
 
 from extproc.adapters import eds_files
 from extproc.adapters.envoy_config import Mesh, MutualTls, write
@@ -411,6 +413,21 @@ async def test_token_counts_are_read_from_every_shape_of_answer(lab: Lab, shape:
     assert lab.envoy.stat("http.tokenfleet.lua.errors") == 0
 
 
+async def test_an_answer_without_token_counts_costs_envoy_no_more_than_one_with_them(lab: Lab) -> None:
+    envoy = psutil.Process(lab.envoy.process.pid)
+    piece = 'data: {"choices":[{"delta":{"content":"word "}}]}\n\n' * 160
+
+    async def seconds(*ends: str) -> float:
+        body = answering(chunks=[piece, 0.02, piece, 0.02, *ends])
+        begun = envoy.cpu_times().user
+        await asyncio.gather(*(lab.post(lab.to("a", hosts=["a0"]), body=body) for _ in range(20)))
+        return float(envoy.cpu_times().user - begun)
+
+    await seconds()
+    counted, uncounted = await seconds(USAGE_CHUNK), await seconds("data: [DONE]\n\n")
+    assert uncounted < 3 * counted + 0.3, (counted, uncounted)
+
+
 # --- other configurations ---------------------------------------------------------------------------------------------
 
 
@@ -573,6 +590,31 @@ async def test_the_file_log_holds_one_line_a_request(run: Any, tmp_path: Path) -
 
     line = (await until(lines, 15))[0]
     assert (line["id"], line["status"], line["cluster"]) == ("filed", 200, "site-b")
+
+
+@pytest.mark.parametrize(("mode", "signalled"), [("buffered", True), ("full-duplex", False)])
+async def test_where_no_trailers_can_be_asked_for_only_a_buffered_body_keeps_the_in_flight_signal(
+    people: Any, tmp_path: Path, mode: Any, signalled: bool
+) -> None:
+    server, engines, http = people
+    told = YAML(typ="safe").load(write(policy_of({"a": [engines["a0"].address]}), a_mesh(server, body_mode=mode)))
+    manager = told["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    [ours] = [one["typed_config"] for one in manager["http_filters"] if one["name"].endswith("ext_proc")]
+    # What Envoy Gateway writes: an EnvoyExtensionPolicy has no words for trailers.
+    ours["processing_mode"]["response_trailer_mode"] = "SKIP"
+    with an_envoy(json.dumps(told), tmp_path) as envoy:
+        body = answering(chunks=["data: 1\n\n", 1.0, "data: [DONE]\n\n"])
+        plan = steering(cluster="site-a", hosts=[engines["a0"].address])
+        async with http.post(envoy.url + CHAT_PATH, data=body, headers=plan) as answer:
+            await answer.content.readany()
+            seen = server.streams[-1]
+            if signalled:
+                await asyncio.sleep(0.3)
+                assert seen.ended is None
+            else:
+                await until(lambda: seen.ended, 0.8)
+            await answer.read()
+        await until(lambda: seen.ended)
 
 
 @pytest.mark.parametrize("mode", ["buffered", "full-duplex"])

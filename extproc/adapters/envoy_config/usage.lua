@@ -9,7 +9,8 @@ end
 
 local function usage(text)
   -- The last one counts: a stream may carry a running total, and tool arguments may contain anything earlier.
-  return string.match(text, '.*"usage"%s*:%s*(%b{})') or ""
+  -- Without the anchor a text that holds none would be searched from each of its bytes: seconds of Envoy's thread.
+  return string.match(text, '^.*"usage"%s*:%s*(%b{})') or ""
 end
 
 function envoy_on_response(response)
