@@ -282,6 +282,10 @@ def test_the_envoy_gateway_snippet_says_what_the_shipped_file_says() -> None:
     assert told["messageTimeout"] == wanted["message_timeout"]
     assert told["metadata"]["writableNamespaces"] == wanted["metadata_options"]["receiving_namespaces"]["untyped"]
     assert told["metadata"]["accessibleNamespaces"] == wanted["metadata_options"]["forwarding_namespaces"]["untyped"]
+    # Only a buffered body keeps our stream open where nobody can ask for trailers (see the e2e test of the signal).
+    assert told["processingMode"] == {"request": {"body": "Buffered"}}
+    limit = http_filter(shipped, "buffer")["max_request_bytes"]
+    assert ours["BackendTrafficPolicy"]["requestBuffer"]["limit"] == f"{limit >> 20}Mi"
     values = [one["operation"]["value"] for one in ours["EnvoyPatchPolicy"]["jsonPatches"]]
     manager = http(shipped)
     assert values[:4] == [
