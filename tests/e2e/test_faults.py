@@ -1,13 +1,15 @@
 """Parts of the gateway go away under traffic, and come back."""
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from tests.e2e.calls import Client, a_body, a_client
+from tests.e2e.calls import Answer, Client, a_body, a_client
 from tests.e2e.gateway import OTHER, Gateway, a_gateway
 from tests.polling import eventually
 
@@ -144,6 +146,37 @@ async def test_an_operator_may_choose_the_fallback_when_all_servers_are_gone(
     with a_gateway(tmp_path_factory.mktemp("open"), failure_mode_allow=True) as gateway:
         async with a_client(gateway) as client:
             gateway.stop("server", signal.SIGKILL)
-            answers = [await client.post(a_body(f"{i} cats")) for i in range(4)]
-            assert {one.status for one in answers} <= {200, 404}
+            answers = [await client.post(a_body(f"{i} cats")) for i in range(12)]
             assert {one.instance[0] for one in answers} == {"a"}, "the fallback stays in the home site"
+            # Envoy knows no models: the home instance that has another one says so itself.
+            assert {one.status for one in answers if one.instance != "a-2"} == {200}
+            assert {one.status for one in answers if one.instance == "a-2"} <= {404}
+
+
+async def test_a_killed_worker_cuts_no_answer_and_what_it_held_goes_home_where_envoy_may_do_without_us(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    one_each = {"max_in_flight": 1, "classes": [{"name": "standard", "longest_wait_ms": 20000, "max_waiting": 20}]}
+    euro = {"x-tenant": "euro"}
+    folder = tmp_path_factory.mktemp("killed")
+    with a_gateway(folder, workers=2, failure_mode_allow=True, files={"slomax": one_each}) as gateway:
+        await eventually(lambda: gateway.debug().get("workers") == 2, 20)
+        async with a_client(gateway) as client:
+
+            def ask(number: int, **fields: Any) -> asyncio.Future[Answer]:
+                return asyncio.ensure_future(client.post(a_body(f"{number} x", **fields), headers=euro))
+
+            running = [ask(i, max_tokens=400, stream=True) for i in range(2)]
+            await eventually(lambda: gateway.in_flight() == 2)
+            waiting = [ask(i, max_tokens=2) for i in range(8)]
+            await eventually(lambda: sum(gateway.debug()["held"].values()) == 8)
+            victim = 0 if gateway.debug(1)["in_flight"] else 1
+            os.kill(gateway.pids("worker")[victim], signal.SIGKILL)
+            await eventually(lambda: any(one.done() for one in waiting))
+            assert not any(one.done() for one in running), "it did not wait for a place"
+            answers = await asyncio.gather(*waiting)
+            assert all(one.text.rstrip().endswith("data: [DONE]") for one in await asyncio.gather(*running))
+    home = [one for one in answers if "x-tokenfleet-request-id" not in one.headers]
+    assert 0 < len(home) < len(answers), "the other worker's were steered"
+    assert {one.instance[0] for one in home} == {"a"}
+    assert {one.status for one in answers if one.instance != "a-2"} == {200}
