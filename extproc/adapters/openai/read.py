@@ -15,6 +15,19 @@ from extproc.policy import ModelSpec, Policy
 _MOST_CHOICES = 16_384
 """Largest ``n``: vLLM's own bound, far above OpenAI's 128."""
 _LONGEST_NAME = 256
+_HEADERS = frozenset(
+    {
+        ":method",
+        ":path",
+        "authorization",
+        "x-api-key",
+        "content-encoding",
+        "tokenfleet-class",
+        "tokenfleet-deadline-ms",
+        "tokenfleet-residency",
+        "tokenfleet-debug",
+    }
+)
 
 
 class Reader:
@@ -31,6 +44,9 @@ class Reader:
         self._canonical = policy.fleet.canonical
         self._scales = {name: Scale.of(spec, block_tokens) for name, spec in policy.fleet.models.items()}
         self._scale = Scale.of(ModelSpec(), block_tokens)
+        trusted = policy.gateway.trust.tenant_header
+        self.headers = _HEADERS if trusted is None else _HEADERS | {trusted.lower()}
+        """Every header that :meth:`read` looks at; who calls it may leave out all others."""
 
     def read(
         self,
