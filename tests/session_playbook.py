@@ -1,9 +1,12 @@
-"""Playbooks for the session: ``Playbook(session) >> event << action << action``."""
+"""Playbooks for the session: ``Playbook(session) >> event << action << action``.
+
+A playbook is a shell that never fails: before each event it reports what the session waits to hear has been written.
+"""
 
 from collections import deque
 from typing import Self
 
-from extproc.session import Action, Event, Session
+from extproc.session import Action, Answered, Event, Session, State
 
 
 class Playbook:
@@ -16,6 +19,7 @@ class Playbook:
 
     def __rshift__(self, event: Event) -> Self:
         self._nothing_left()
+        written(self.session)
         self._left.extend(self.session.handle(event))
         self._last = repr(event)
         return self
@@ -32,6 +36,13 @@ class Playbook:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self._nothing_left()
+            written(self.session)
 
     def _nothing_left(self) -> None:
         assert not self._left, f"after {self._last} not asked for: {list(self._left)}"
+
+
+def written(session: Session) -> None:
+    """Report that the answer, if one is due, has been written."""
+    if session.state is State.ANSWERING:
+        assert session.handle(Answered()) == ()

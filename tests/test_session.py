@@ -10,6 +10,7 @@ from extproc import session as table
 from extproc.model import Admit, Reason, Refuse
 from extproc.session import (
     Abort,
+    Answered,
     Ask,
     Body,
     Broken,
@@ -29,6 +30,7 @@ from extproc.session import (
     Settle,
     State,
     Steer,
+    TooLarge,
     Trailers,
     Turn,
     Unreadable,
@@ -41,6 +43,7 @@ BUFFERED = Headers(inference=True)
 DUPLEX = Headers(inference=True, duplex=True)
 OTHER = Headers(inference=False)
 OTHER_DUPLEX = Headers(inference=False, duplex=True, duplex_response=True)
+ANSWERED = Answered()
 WHOLE = Body(b"{}", end_of_stream=True)
 
 GO_ON = {phase: Continue(phase) for phase in Phase}
@@ -230,18 +233,85 @@ def test_another_path_without_a_body_passes() -> None:
         play >> Closed()
 
 
-@pytest.mark.parametrize("headers", [OTHER, OTHER_DUPLEX, Headers(inference=False, end_of_stream=True)])
-def test_another_path_is_refused_when_the_policy_says_so(headers: Headers) -> None:
-    with Playbook(Session(refuse_others=True)) as play:
-        play >> headers << NotFound()
+@pytest.mark.parametrize("duplex", [False, True])
+@pytest.mark.parametrize("end", [False, True])
+def test_another_path_is_refused_when_the_shell_says_so(duplex: bool, end: bool) -> None:
+    with Playbook() as play:
+        play >> Headers(inference=False, end_of_stream=end, duplex=duplex, refused=True) << NotFound()
         play >> Closed()
     assert play.session.state is State.DONE
 
 
-def test_refusing_other_paths_does_not_touch_inference() -> None:
-    with Playbook(Session(refuse_others=True)) as play:
-        play >> BUFFERED << GO_ON[Phase.REQUEST_HEADERS]
-        play >> WHOLE << Ask(b"{}")
+# --- too large --------------------------------------------------------------------------------------------------------
+
+
+def test_a_streamed_body_is_refused_as_soon_as_it_is_too_large_and_the_rest_is_ignored() -> None:
+    with Playbook(Session(most_bytes=5)) as play:
+        play >> DUPLEX
+        play >> Body(b"abc", end_of_stream=False)
+        play >> Body(b"def", end_of_stream=False) << TooLarge(5)
+        play >> Body(b"ghi", end_of_stream=False)
+        play >> Body(b"", end_of_stream=True)
+        play >> Trailers()
+        play >> Closed()
+
+
+def test_a_streamed_body_of_just_the_bound_is_taken() -> None:
+    with Playbook(Session(most_bytes=5)) as play:
+        play >> DUPLEX
+        play >> Body(b"abc", end_of_stream=False)
+        play >> Body(b"de", end_of_stream=True) << Ask(b"abcde")
+        play >> Decided(ADMIT) << Steer(Phase.REQUEST_HEADERS, ADMIT) << Echo(Phase.REQUEST_BODY, b"abcde", True)
+        play >> Closed() << Settle()
+
+
+def test_what_is_under_way_while_the_refusal_is_written_is_ignored() -> None:
+    session = Session(most_bytes=1)
+    session.handle(DUPLEX)
+    assert session.handle(Body(b"ab", end_of_stream=False)) == (TooLarge(1),)
+    assert session.handle(Body(b"cd", end_of_stream=True)) == ()
+
+
+# --- when a clean close harms nobody ----------------------------------------------------------------------------------
+
+FIRST = Body(b"a", end_of_stream=False)
+ANSWER = Response(Phase.RESPONSE_HEADERS)
+LAST = Response(Phase.RESPONSE_BODY, b"x", end_of_stream=True)
+
+
+@pytest.mark.parametrize(
+    ("events", "at_rest"),
+    [
+        ((), False),
+        ((BUFFERED,), False),
+        ((BUFFERED, WHOLE), False),
+        ((BUFFERED, WHOLE, Decided(ADMIT)), False),
+        ((BUFFERED, WHOLE, Decided(ADMIT), ANSWERED), True),
+        ((BUFFERED, WHOLE, Decided(ADMIT), ANSWERED, ANSWER), True),
+        ((BUFFERED, WHOLE, Decided(REFUSE)), False),
+        ((DUPLEX, WHOLE, Decided(ADMIT)), False),
+        ((DUPLEX, WHOLE, Decided(ADMIT), ANSWERED), True),
+        ((OTHER,), False),
+        ((OTHER, ANSWERED), True),
+        ((OTHER_DUPLEX, ANSWERED), False),
+        ((OTHER_DUPLEX, ANSWERED, FIRST, ANSWERED), False),
+        ((OTHER_DUPLEX, ANSWERED, FIRST, ANSWERED, WHOLE), False),
+        ((OTHER_DUPLEX, ANSWERED, FIRST, ANSWERED, WHOLE, ANSWERED), True),
+        ((OTHER_DUPLEX, ANSWERED, FIRST, ANSWERED, Trailers(), ANSWERED), True),
+        ((Headers(False, True, True, True), ANSWERED), True),
+        ((Headers(False, True, True, True), ANSWERED, ANSWER, ANSWERED), False),
+        ((Headers(False, True, True, True), ANSWERED, ANSWER, ANSWERED, Response(Phase.RESPONSE_BODY)), False),
+        ((Headers(False, True, True, True), ANSWERED, ANSWER, ANSWERED, LAST, ANSWERED), True),
+        ((ANSWER, ANSWERED), True),
+    ],
+)
+def test_a_session_is_at_rest_once_envoy_needs_nothing_more_of_it(
+    events: tuple[table.Event, ...], at_rest: bool
+) -> None:
+    session = at(*events)()
+    assert session.at_rest is at_rest
+    if session.state is not State.DONE:
+        assert session.handle(Broken())[-1] == (Close() if at_rest else Abort())
 
 
 # --- local replies ----------------------------------------------------------------------------------------------------
@@ -296,12 +366,24 @@ STATES: dict[str, tuple[Callable[[], Session], list[table.Action], table.Action]
     "duplex body": (at(DUPLEX, Body(b"x", end_of_stream=False)), [], Abort()),
     "deciding": (at(BUFFERED, WHOLE), [Cancel()], Abort()),
     "duplex deciding": (at(DUPLEX, WHOLE), [Cancel()], Abort()),
-    "routed": (at(BUFFERED, WHOLE, Decided(ADMIT)), [Settle()], Close()),
-    "duplex routed": (at(DUPLEX, WHOLE, Decided(ADMIT)), [Settle()], Close()),
-    "streaming": (at(BUFFERED, WHOLE, Decided(ADMIT), Response(Phase.RESPONSE_HEADERS)), [Settle()], Close()),
-    "passing": (at(OTHER), [], Close()),
-    "refused": (at(BUFFERED, WHOLE, Decided(REFUSE)), [], Close()),
-    "replied to": (at(BUFFERED, WHOLE, Response(Phase.RESPONSE_HEADERS)), [], Close()),
+    "routing": (at(BUFFERED, WHOLE, Decided(ADMIT)), [Settle()], Abort()),
+    "duplex routing": (at(DUPLEX, WHOLE, Decided(ADMIT)), [Settle()], Abort()),
+    "routed": (at(BUFFERED, WHOLE, Decided(ADMIT), ANSWERED), [Settle()], Close()),
+    "duplex routed": (at(DUPLEX, WHOLE, Decided(ADMIT), ANSWERED), [Settle()], Close()),
+    "streaming": (
+        at(BUFFERED, WHOLE, Decided(ADMIT), ANSWERED, Response(Phase.RESPONSE_HEADERS)),
+        [Settle()],
+        Close(),
+    ),
+    "beginning to pass": (at(OTHER), [], Abort()),
+    "passing": (at(OTHER, ANSWERED), [], Close()),
+    "passing a body": (at(OTHER_DUPLEX, ANSWERED, Body(b"x", end_of_stream=False), ANSWERED), [], Abort()),
+    "refusing": (at(BUFFERED, WHOLE, Decided(REFUSE)), [], Abort()),
+    "explaining": (at(BUFFERED, WHOLE, Unreadable()), [], Abort()),
+    "refusing a path": (at(Headers(inference=False, refused=True)), [], Abort()),
+    "refused": (at(BUFFERED, WHOLE, Decided(REFUSE), ANSWERED), [], Close()),
+    "replying": (at(BUFFERED, WHOLE, Response(Phase.RESPONSE_HEADERS)), [], Abort()),
+    "replied to": (at(BUFFERED, WHOLE, Response(Phase.RESPONSE_HEADERS), ANSWERED), [], Close()),
 }
 
 
@@ -309,16 +391,16 @@ STATES: dict[str, tuple[Callable[[], Session], list[table.Action], table.Action]
 def test_a_client_that_goes_away_gives_back_what_was_held(name: str) -> None:
     made, held, _ = STATES[name]
     session = made()
-    assert session.handle(Closed()) == held
+    assert list(session.handle(Closed())) == held
     assert session.state is State.DONE
-    assert session.handle(Closed()) == []
+    assert list(session.handle(Closed())) == []
 
 
 @pytest.mark.parametrize("name", STATES)
 def test_what_breaks_before_the_answer_aborts_and_after_it_closes_clean(name: str) -> None:
     made, held, ending = STATES[name]
     session = made()
-    assert session.handle(Broken()) == [*held, ending]
+    assert list(session.handle(Broken())) == [*held, ending]
     assert session.state is State.DONE
 
 
@@ -335,14 +417,18 @@ def test_what_breaks_before_the_answer_aborts_and_after_it_closes_clean(name: st
         ((BUFFERED, WHOLE), WHOLE),
         ((BUFFERED, WHOLE), Trailers()),
         ((BUFFERED, WHOLE), BUFFERED),
-        ((BUFFERED, WHOLE, Decided(ADMIT)), Decided(ADMIT)),
-        ((BUFFERED, WHOLE, Decided(ADMIT)), Decided(REFUSE)),
-        ((BUFFERED, WHOLE, Decided(ADMIT)), Unreadable()),
         ((BUFFERED, WHOLE, Decided(ADMIT)), WHOLE),
-        ((BUFFERED, WHOLE, Decided(ADMIT)), BUFFERED),
-        ((OTHER,), Decided(ADMIT)),
-        ((OTHER,), OTHER),
-        ((BUFFERED, WHOLE, Decided(REFUSE)), Response(Phase.RESPONSE_HEADERS)),
+        ((BUFFERED, WHOLE, Decided(ADMIT)), Response(Phase.RESPONSE_HEADERS)),
+        ((BUFFERED, WHOLE, Decided(ADMIT), ANSWERED), Decided(ADMIT)),
+        ((BUFFERED, WHOLE, Decided(ADMIT), ANSWERED), Decided(REFUSE)),
+        ((BUFFERED, WHOLE, Decided(ADMIT), ANSWERED), Unreadable()),
+        ((BUFFERED, WHOLE, Decided(ADMIT), ANSWERED), WHOLE),
+        ((BUFFERED, WHOLE, Decided(ADMIT), ANSWERED), BUFFERED),
+        ((BUFFERED, WHOLE, Decided(ADMIT), ANSWERED), ANSWERED),
+        ((OTHER, ANSWERED), Decided(ADMIT)),
+        ((OTHER, ANSWERED), OTHER),
+        ((BUFFERED, WHOLE, Decided(REFUSE), ANSWERED), Response(Phase.RESPONSE_HEADERS)),
+        ((BUFFERED,), ANSWERED),
         ((Closed(),), BUFFERED),
     ],
 )
@@ -355,34 +441,43 @@ def test_what_has_no_place_is_a_protocol_error(before: tuple[table.Event, ...], 
 # --- properties -------------------------------------------------------------------------------------------------------
 
 EVENTS = st.one_of(
-    st.builds(Headers, st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    st.builds(Headers, *[st.booleans()] * 5),
     st.builds(Body, st.binary(max_size=4), st.booleans()),
     st.just(Trailers()),
-    st.builds(Response, st.sampled_from([Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY, Phase.RESPONSE_TRAILERS])),
+    st.builds(
+        Response,
+        st.sampled_from([Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY, Phase.RESPONSE_TRAILERS]),
+        st.just(b"x"),
+        st.booleans(),
+        st.booleans(),
+    ),
     st.sampled_from([Decided(ADMIT), Decided(REFUSE), Decided(ADMIT, b"new"), Unreadable()]),
     st.sampled_from([Closed(), Broken()]),
 )
-ANSWERS = (Turn, Explain, Cancel, Settle)
+ENDS = (Turn, Explain, Cancel, Settle)
 
 
-@given(st.lists(EVENTS, max_size=12), st.booleans())
+@given(st.lists(st.tuples(EVENTS, st.booleans()), max_size=12))
 @settings(max_examples=600, deadline=None)
-def test_whatever_comes_in_whatever_order_an_ask_ends_exactly_once(events: list[table.Event], refuse: bool) -> None:
-    session = Session(refuse_others=refuse)
+def test_whatever_comes_in_whatever_order_an_ask_ends_exactly_once(events: list[tuple[table.Event, bool]]) -> None:
+    """The flag beside an event tells whether the shell can write what follows from it."""
+    session = Session(most_bytes=6)
     said: list[table.Action] = []
-    for event in events:
+    for event, writes in events:
         try:
             said += session.handle(event)
+            if session.state is State.ANSWERING:
+                said += session.handle(ANSWERED if writes else Broken())
+                assert writes or said[-1] == Abort(), "an answer that was not written fails closed"
         except ProtocolError:
-            before = session.state in (State.START, State.BODY, State.DECIDING)
-            broken = session.handle(Broken())  # what the server does
-            assert broken[-1] == (Abort() if before else Close()), "before the answer a clean close would fail open"
-            said += broken
+            at_rest = session.at_rest
+            said += session.handle(Broken())  # what the server does
+            assert said[-1] == (Close() if at_rest else Abort()), "before the answer a clean close would fail open"
         if session.state is State.DONE:
             break
     said += session.handle(Closed())
     asks = [i for i, one in enumerate(said) if isinstance(one, Ask)]
-    ends = [i for i, one in enumerate(said) if isinstance(one, ANSWERS)]
+    ends = [i for i, one in enumerate(said) if isinstance(one, ENDS)]
     steers = [i for i, one in enumerate(said) if isinstance(one, Steer)]
     cancels = [i for i, one in enumerate(said) if isinstance(one, Cancel)]
     assert len(asks) <= 1
@@ -391,9 +486,7 @@ def test_whatever_comes_in_whatever_order_an_ask_ends_exactly_once(events: list[
     assert len(steers) <= 1
     assert not (steers and cancels), "no routing answer once cancelled"
     assert len(steers) == sum(isinstance(one, Settle) for one in said), "what was steered is settled, nothing else"
-    assert sum(isinstance(one, NotFound) for one in said) <= int(refuse)
-    if steers:
-        assert not any(isinstance(one, Abort) for one in said), "an abort would cut the running response"
+    assert sum(isinstance(one, NotFound | TooLarge | Turn | Explain) for one in said) <= 1
 
 
 @given(st.lists(st.binary(max_size=100_000), max_size=4), st.booleans())

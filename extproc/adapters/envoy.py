@@ -5,7 +5,8 @@ default appends, and a client's spoofed header would survive), ``clear_route_cac
 (alone Envoy ignores it).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from functools import cache, lru_cache
 from typing import Any
 
 from envoy.config.core.v3 import base_pb2
@@ -27,7 +28,6 @@ _FIELDS = {
     Phase.RESPONSE_BODY: "response_body",
     Phase.RESPONSE_TRAILERS: "response_trailers",
 }
-_PHASES = {field: phase for phase, field in _FIELDS.items()}
 
 
 def _continue(phase: Phase) -> pb.ProcessingResponse:
@@ -40,9 +40,13 @@ _CONTINUES = {phase: _continue(phase) for phase in Phase}
 """Shared: nobody changes a response after it is built."""
 
 
-def headers_of(message: pb.HttpHeaders) -> dict[str, str]:
-    """Return header → value; of a repeated header the last."""
-    return {one.key: one.raw_value.decode("latin-1") or one.value for one in message.headers.headers}
+def headers_of(message: pb.HttpHeaders, wanted: Container[str]) -> dict[str, str]:
+    """Return header → value, of the *wanted*; of a repeated header the last."""
+    return {
+        key: one.raw_value.decode("latin-1") or one.value
+        for one in message.headers.headers
+        if (key := one.key) in wanted
+    }
 
 
 def metadata_of(request: pb.ProcessingRequest) -> dict[str, Any]:
@@ -69,27 +73,34 @@ def _value(value: struct_pb2.Value) -> Any:  # noqa: ANN401 - a JSON value is an
             return getattr(value, kind)
 
 
-def decode(request: pb.ProcessingRequest, *, inference: bool = False) -> Event:
-    """Return the event that this message is; *inference* is the shell's judgement of request headers."""
+_headers = cache(Headers)
+
+
+def decode(request: pb.ProcessingRequest, *, inference: bool = False, refused: bool = False) -> Event:
+    """Return the event that this message is; *inference* and *refused* are the shell's judgement of request headers."""
     kind = request.WhichOneof("request")
     match kind:
         case "request_headers":
             modes = request.protocol_config
-            return Headers(
-                inference=inference,
-                end_of_stream=request.request_headers.end_of_stream,
-                duplex=modes.request_body_mode == _DUPLEX,
-                duplex_response=modes.response_body_mode == _DUPLEX,
+            return _headers(
+                inference,
+                request.request_headers.end_of_stream,
+                modes.request_body_mode == _DUPLEX,
+                modes.response_body_mode == _DUPLEX,
+                refused,
             )
         case "request_body":
-            return Body(request.request_body.body, request.request_body.end_of_stream)
+            piece = request.request_body
+            return Body(piece.body, piece.end_of_stream)
         case "request_trailers":
             return Trailers()
         case "response_body":
             return Response(Phase.RESPONSE_BODY, request.response_body.body, request.response_body.end_of_stream)
-        case "response_headers" | "response_trailers":
+        case "response_headers":
             duplex = request.protocol_config.response_body_mode == _DUPLEX  # told in the first message alone
-            return Response(_PHASES[kind], duplex=duplex)
+            return Response(Phase.RESPONSE_HEADERS, b"", request.response_headers.end_of_stream, duplex)
+        case "response_trailers":
+            return Response(Phase.RESPONSE_TRAILERS)
         case _:
             raise ValueError("a ProcessingRequest without a request")
 
@@ -119,31 +130,40 @@ def steer(
     Envoy refuses it); a streamed one is replaced by its echo.
     """
     response = pb.ProcessingResponse()
-    common = getattr(response, _FIELDS[phase]).response
-    metadata = response.dynamic_metadata.fields
-    own = metadata[names.NAMESPACE].struct_value.fields
+    in_body = phase is Phase.REQUEST_BODY
+    if admit.steer:
+        response.CopyFrom(_route(in_body, admit.cluster, admit.hosts, admit.clusters))
+    common = (response.request_body if in_body else response.request_headers).response
+    own = response.dynamic_metadata.fields[names.NAMESPACE].struct_value.fields
     own["id"].string_value = request_id
     if why is not None:
         own["why"].string_value = why
-    headers = [(names.REQUEST_ID_HEADER, request_id)]
-    if admit.steer:
-        hosts = ",".join(admit.hosts)
-        headers += [
-            (names.CLUSTER_HEADER, admit.cluster),
-            (names.ENDPOINT, hosts),
-            (names.RETRIES_HEADER, str(len(admit.hosts) - 1)),
-        ]
-        metadata[names.LB_NAMESPACE].struct_value.fields[names.ENDPOINT].string_value = hosts
-        if admit.clusters:
-            groups = metadata[names.PRIORITY_NAMESPACE].struct_value.fields["priority_groups"].list_value
-            for cluster in admit.clusters:
-                _add_group(groups, cluster)
+    headers = common.header_mutation.set_headers
+    _set_header(headers, names.REQUEST_ID_HEADER, request_id)
     if body is not None:
-        headers.append(("content-length", str(len(body))))
-        if phase is Phase.REQUEST_BODY:
+        _set_header(headers, "content-length", str(len(body)))
+        if in_body:
             common.body_mutation.body = body
-    _set_headers(common.header_mutation, headers)
     common.clear_route_cache = True
+    return response
+
+
+@lru_cache(maxsize=4096)
+def _route(in_body: bool, cluster: str, hosts: tuple[str, ...], clusters: tuple[str, ...]) -> pb.ProcessingResponse:
+    """Return what routing answers with these hosts have in common, to be copied: building it costs several copies."""
+    response = pb.ProcessingResponse()
+    common = (response.request_body if in_body else response.request_headers).response
+    metadata = response.dynamic_metadata.fields
+    listed = ",".join(hosts)
+    headers = common.header_mutation.set_headers
+    _set_header(headers, names.CLUSTER_HEADER, cluster)
+    _set_header(headers, names.ENDPOINT, listed)
+    _set_header(headers, names.RETRIES_HEADER, str(len(hosts) - 1))
+    metadata[names.LB_NAMESPACE].struct_value.fields[names.ENDPOINT].string_value = listed
+    if clusters:
+        groups = metadata[names.PRIORITY_NAMESPACE].struct_value.fields["priority_groups"].list_value
+        for one in clusters:
+            _add_group(groups, one)
     return response
 
 
@@ -162,15 +182,16 @@ def answer(status: int, headers: Iterable[tuple[str, str]], body: bytes, details
     immediate.status.code = status
     immediate.body = body
     immediate.details = details
-    _set_headers(immediate.headers, headers)
+    for name, value in headers:
+        _set_header(immediate.headers.set_headers, name, value)
     return response
 
 
-def _set_headers(mutation: pb.HeaderMutation, headers: Iterable[tuple[str, str]]) -> None:
-    for name, value in headers:
-        option = mutation.set_headers.add(append_action=_OVERWRITE)
-        option.header.key = name
-        option.header.raw_value = value.encode("latin-1", "replace")
+def _set_header(headers: Any, name: str, value: str) -> None:  # noqa: ANN401 - a repeated field
+    option = headers.add(append_action=_OVERWRITE)
+    header = option.header
+    header.key = name
+    header.raw_value = value.encode("latin-1", "replace")
 
 
 def explain(why: Mapping[str, float], instance: str, site: str, klass: str) -> str:

@@ -1,14 +1,14 @@
 """gRPC: one coroutine a stream around one session.
 
 The session says what to do; this file does it. ``except Exception`` stands once, here: a broken stream is aborted
-before the routing answer (a clean close would let the request through unrouted) and closed clean after it (an abort
-would cut the running response). The same holds when the server drains.
+while Envoy still needs us (a clean close would let the request through unrouted) and closed clean once it does not (an
+abort would cut the running response). The same holds when the server drains.
 """
 
 import asyncio
+import itertools
 import secrets
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,15 +18,15 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
 from extproc import session as table
-from extproc.adapters import envoy, openai
+from extproc.adapters import envoy, logs, openai
 from extproc.model import Admit, Ending, Final, Outcome, Refuse, Request
 from extproc.policy import Policy
 from extproc.ports import Decider
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-_ANSWERED = (table.State.ROUTED, table.State.PASSING)
-"""Envoy has its answer: a clean close now lets the exchange finish."""
+_UNANSWERED = (table.State.START, table.State.BODY, table.State.DECIDING, table.State.ANSWERING)
+_WRITTEN = table.Answered()
 
 
 @dataclass(slots=True)
@@ -52,59 +52,61 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
         self.reader = openai.Reader(policy)
         self.stats = Stats()
         self.draining = False
-        self._streams: dict[Stream, asyncio.Task[None]] = {}
+        self._streams: set[Stream] = set()
+        self._ids = (f"{prefix}{n:x}" for prefix in (secrets.token_hex(8),) for n in itertools.count())
 
     async def Process(self, _: Any, context: grpc.aio.ServicerContext) -> None:  # noqa: ANN401, N802 - gRPC's own names
         """Serve one HTTP exchange."""
-        stream = Stream(self, context)
-        task = asyncio.current_task()
-        if task is not None:
-            self._streams[stream] = task
+        stream = Stream(self, context, next(self._ids))
+        self._streams.add(stream)
         self.stats.streams += 1
         self.stats.open_streams += 1
         try:
             await stream.run()
         finally:
             self.stats.open_streams -= 1
-            self._streams.pop(stream, None)
+            self._streams.discard(stream)
 
     def drain(self) -> None:
-        """Close every stream that has its routing answer, clean: Envoy lets the responses finish.
+        """Close every stream that Envoy needs no more, clean: it lets the responses finish.
 
-        Held requests keep waiting for their verdict; whoever is still held when the server stops is aborted.
+        Streams in the middle of an answer or of a body finish that first. Held requests keep waiting for their verdict;
+        whoever is still held when the server stops is aborted.
         """
         self.draining = True
-        for stream, task in list(self._streams.items()):
-            if stream.session.state in _ANSWERED:
-                task.cancel()
+        for stream in list(self._streams):
+            stream.let_go()
 
     def held(self) -> int:
         """Return streams that have not had their routing answer."""
-        open_states = (table.State.START, table.State.BODY, table.State.DECIDING)
-        return sum(stream.session.state in open_states for stream in self._streams)
+        return sum(stream.session.state in _UNANSWERED for stream in self._streams)
 
 
 class Stream:
     """One ext_proc stream."""
 
-    def __init__(self, processor: Processor, context: grpc.aio.ServicerContext) -> None:
-        self.session = table.Session(refuse_others=processor.policy.gateway.other_paths == "refuse")
+    def __init__(self, processor: Processor, context: grpc.aio.ServicerContext, request_id: str) -> None:
+        self.session = table.Session(most_bytes=processor.policy.gateway.max_body_bytes)
         self._processor = processor
         self._context = context
-        self._id = secrets.token_hex(8)
+        self._id = request_id
         self._headers: dict[str, str] = {}
         self._metadata: dict[str, Any] = {}
         self._call: openai.Call | None = None
         self._request: Request | None = None
         self._bad: openai.BadRequest | None = None
+        self._body = b""  # kept while held, if it may be altered
         self._reading: asyncio.Future[Any] | None = None
+        self._task = asyncio.current_task()
+        self._parked = False
+        self._dismissed = False
 
     async def run(self) -> None:
         """Serve until Envoy ends the stream."""
         try:
             await self._serve()
         except asyncio.CancelledError:
-            if self._let_go():
+            if self._dismissed:
                 return
             self._leave(table.Closed())
             raise
@@ -117,67 +119,80 @@ class Stream:
             if self._reading is not None and not self._reading.done():
                 self._reading.cancel()
 
+    def let_go(self) -> None:
+        """Close this stream clean if it only waits for Envoy to speak and owes it nothing.
+
+        Its response goes on, so its place stays taken: the access log tells when it ends, or this process ends first.
+        """
+        if self._parked and self.session.at_rest and self._task is not None:
+            self._dismissed = True
+            self._task.cancel()
+
     async def _serve(self) -> None:
-        while self.session.state is not table.State.DONE:
-            if self._let_go():
+        session = self.session
+        while session.state is not table.State.DONE:
+            if self._processor.draining and session.at_rest:
                 return
             message = await self._read()
             if message is grpc.aio.EOF:
                 self._leave(table.Closed())
                 return
-            event = self._event(message)
+            actions = session.handle(self._event(message))
             del message  # a held request must not keep its body twice
-            await self._advance(event)
-
-    def _let_go(self) -> bool:
-        """Tell whether to close this stream clean because the server drains.
-
-        Its response goes on, so its place stays taken: the access log tells when it ends, or this process ends first.
-        """
-        return self._processor.draining and self.session.state in _ANSWERED
+            if actions and isinstance(actions[0], table.Ask):
+                found = self._ask(actions[0].body)
+                del actions
+                answer = found if isinstance(found, table.Decided | table.Unreadable) else await self._wait(found)
+                if answer is None:
+                    continue  # Envoy spoke first: the next message tells why
+                actions = session.handle(answer)
+            for action in actions:
+                if isinstance(action, table.Cancel):
+                    self._settle(Ending.CANCELLED)
+                else:
+                    await self._context.write(self._response(action))
+            if session.state is table.State.ANSWERING:
+                session.handle(_WRITTEN)
 
     async def _read(self) -> Any:  # noqa: ANN401 - a message or EOF
-        if self._reading is None:
-            return await self._context.read()
         reading, self._reading = self._reading, None
-        return await reading
+        self._parked = True
+        try:
+            return await (self._context.read() if reading is None else reading)
+        finally:
+            self._parked = False
 
     def _event(self, message: pb.ProcessingRequest) -> table.Event:
-        if message.WhichOneof("request") != "request_headers":
+        if not message.HasField("request_headers"):
             return envoy.decode(message)
-        self._headers = envoy.headers_of(message.request_headers)
+        processor = self._processor
+        self._headers = headers = envoy.headers_of(message.request_headers, processor.reader.headers)
         self._metadata = envoy.metadata_of(message)
-        self._call = openai.classify_path(self._headers.get(":method", ""), self._headers.get(":path", ""))
-        if self._call is None:
-            self._processor.stats.passed += 1
-        return envoy.decode(message, inference=self._call is not None)
-
-    async def _advance(self, event: table.Event) -> None:
-        """Handle *event* and all that follows from it."""
-        todo: deque[table.Action] = deque(self.session.handle(event))
-        while todo:
-            match todo.popleft():
-                case table.Ask(body):
-                    answer = await self._ask(body)
-                    if answer is not None:
-                        todo.extend(self.session.handle(answer))
-                case table.Cancel():
-                    self._settle(Ending.CANCELLED)
-                case action:
-                    await self._context.write(self._response(action))
+        method = headers.get(":method", "")
+        self._call = openai.classify_path(method, headers.get(":path", ""))
+        if self._call is not None:
+            return envoy.decode(message, inference=True)
+        refused = processor.policy.gateway.other_paths == "refuse" or not openai.passes(method)
+        processor.stats.passed += not refused
+        return envoy.decode(message, refused=refused)
 
     def _response(self, action: table.Action) -> pb.ProcessingResponse:
         match action:
+            case table.Steer(phase, admit, body):
+                return self._steer(phase, admit, body)
             case table.Continue(phase):
                 return envoy.proceed(phase)
             case table.Echo():
                 return envoy.echo(action)
-            case table.Steer(phase, admit, body):
-                return self._steer(phase, admit, body)
             case table.Turn(refuse):
                 return _answer(openai.refusal("openai" if self._request is None else self._request.api, refuse))
             case table.Explain() if self._bad is not None:
                 return _answer(openai.reply_for(self._bad))
+            case table.TooLarge(most):
+                api = "openai" if self._call is None else self._call.api
+                self._count_unreadable(413)
+                message = f"the body has more than {most} bytes; at most that many are taken"
+                return _answer(openai.reply_for(openai.BadRequest(413, message, None, "request_too_large", api)))
             case table.NotFound():
                 message = f"no such path: {self._headers.get(':method')} {self._headers.get(':path')}"
                 return _answer(openai.reply_for(openai.BadRequest(404, message, None, "not_found", "openai")))
@@ -189,30 +204,37 @@ class Stream:
         why = envoy.explain(admit.why, admit.instance, admit.site, admit.klass) if explained else None
         return envoy.steer(phase, admit, self._id, why=why, body=body)
 
-    async def _ask(self, body: bytes) -> table.Event | None:
-        """Return what the decider says, or ``None`` when Envoy spoke first: the next message tells why."""
+    def _ask(self, body: bytes) -> table.Decided | table.Unreadable | Awaitable[Final]:
+        """Return what becomes of the request, or the wait for it."""
         processor = self._processor
         request = processor.reader.read(self._id, self._headers, self._metadata, body, processor.clock())
         if isinstance(request, openai.BadRequest):
             self._bad = request
-            processor.stats.unreadable[request.status] = processor.stats.unreadable.get(request.status, 0) + 1
+            self._count_unreadable(request.status)
             return table.Unreadable()
         self._request = request
         self._headers, self._metadata = {}, {}  # a held request keeps only what it needs
-        if processor.policy.gateway.alter_body == "never":
-            body = b""
+        if processor.policy.gateway.alter_body != "never":
+            self._body = body
         found = processor.decider.offer(request)
-        verdict = found if isinstance(found, Admit | Refuse) else await self._wait(asyncio.ensure_future(found))
-        if verdict is None:
+        return self._decided(request, found) if isinstance(found, Admit | Refuse) else found
+
+    async def _wait(self, found: Awaitable[Final]) -> table.Decided | None:
+        held = asyncio.ensure_future(found)
+        self._reading = asyncio.ensure_future(self._context.read())
+        await asyncio.wait({held, self._reading}, return_when=asyncio.FIRST_COMPLETED)
+        if self._request is None or not held.done() or held.cancelled():
             return None
+        return self._decided(self._request, held.result())
+
+    def _decided(self, request: Request, verdict: Final) -> table.Decided:
         self._note(request, verdict)
+        body, self._body = self._body, b""
         return table.Decided(verdict, self._altered(verdict, body))
 
-    async def _wait(self, held: asyncio.Future[Final]) -> Final | None:
-        if self._reading is None:
-            self._reading = asyncio.ensure_future(self._context.read())
-        await asyncio.wait({held, self._reading}, return_when=asyncio.FIRST_COMPLETED)
-        return held.result() if held.done() and not held.cancelled() else None
+    def _count_unreadable(self, status: int) -> None:
+        counts = self._processor.stats.unreadable
+        counts[status] = counts.get(status, 0) + 1
 
     def _altered(self, verdict: Final, body: bytes) -> bytes | None:
         policy = self._processor.policy
@@ -224,34 +246,33 @@ class Stream:
         """Count the verdict and write its line."""
         if isinstance(verdict, Admit):
             kind = "admit" if verdict.steer else "shadow"
-            log.info(
-                "verdict",
-                id=request.id,
-                verdict=kind,
-                tenant=request.tenant,
-                model=request.model,
-                klass=verdict.klass,
-                site=verdict.site,
-                instance=verdict.instance,
-                hosts=verdict.hosts,
-                prompt_tokens=request.prompt_tokens,
-                why=verdict.why,
-                alone=verdict.alone,
-            )
+            line = {
+                "id": request.id,
+                "verdict": kind,
+                "tenant": request.tenant,
+                "model": request.model,
+                "klass": verdict.klass,
+                "site": verdict.site,
+                "instance": verdict.instance,
+                "hosts": verdict.hosts,
+                "prompt_tokens": request.prompt_tokens,
+                "why": verdict.why,
+                "alone": verdict.alone,
+            }
         else:
             kind = str(verdict.reason)
-            log.info(
-                "verdict",
-                id=request.id,
-                verdict="refuse",
-                reason=kind,
-                tenant=request.tenant,
-                model=request.model,
-                klass=verdict.klass,
-                prompt_tokens=request.prompt_tokens,
-                retry_after_s=verdict.retry_after_s,
-                alone=verdict.alone,
-            )
+            line = {
+                "id": request.id,
+                "verdict": "refuse",
+                "reason": kind,
+                "tenant": request.tenant,
+                "model": request.model,
+                "klass": verdict.klass,
+                "prompt_tokens": request.prompt_tokens,
+                "retry_after_s": verdict.retry_after_s,
+                "alone": verdict.alone,
+            }
+        logs.direct.info("verdict", line)
         key = (kind, verdict.klass)
         self._processor.stats.verdicts[key] = self._processor.stats.verdicts.get(key, 0) + 1
 

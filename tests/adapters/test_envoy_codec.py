@@ -200,6 +200,7 @@ def a_message(**fields: Any) -> pb.ProcessingRequest:
             {"response_headers": {}, "protocol_config": {"response_body_mode": DUPLEX}},
             Response(Phase.RESPONSE_HEADERS, duplex=True),
         ),
+        ({"response_headers": {"end_of_stream": True}}, Response(Phase.RESPONSE_HEADERS, end_of_stream=True)),
         ({"response_body": {"body": b"x", "end_of_stream": True}}, Response(Phase.RESPONSE_BODY, b"x", True)),
         ({"response_trailers": {}}, Response(Phase.RESPONSE_TRAILERS)),
     ],
@@ -208,12 +209,27 @@ def test_every_message_is_an_event(fields: dict[str, Any], event: Event) -> None
     assert envoy.decode(a_message(**fields), inference=True) == event
 
 
+def test_headers_on_a_path_that_is_refused_say_so() -> None:
+    assert envoy.decode(a_message(request_headers={}), refused=True) == Headers(inference=False, refused=True)
+
+
+def test_a_routing_answer_is_not_changed_by_the_next_one_to_the_same_hosts() -> None:
+    first = envoy.steer(Phase.REQUEST_BODY, ADMIT, "id-1", why="long", body=b"replaced")
+    before = first.SerializeToString(deterministic=True)
+    second = envoy.steer(Phase.REQUEST_BODY, ADMIT, "id-2")
+    assert first.SerializeToString(deterministic=True) == before
+    assert namespaces(second)["tokenfleet"] == {"id": "id-2"}
+    common = common_of(second, Phase.REQUEST_BODY)
+    assert common.body_mutation is None
+    assert set_headers(common.header_mutation)["x-tokenfleet-request-id"] == "id-2"
+
+
 def test_a_message_that_says_nothing_is_an_error() -> None:
     with pytest.raises(ValueError, match="without a request"):
         envoy.decode(pb.ProcessingRequest())
 
 
-def test_headers_are_read_raw_the_last_of_a_repeated_one() -> None:
+def test_wanted_headers_are_read_raw_the_last_of_a_repeated_one() -> None:
     message = a_message(
         request_headers={
             "headers": {
@@ -223,11 +239,12 @@ def test_headers_are_read_raw_the_last_of_a_repeated_one() -> None:
                     {"key": "x", "raw_value": b"\xe9"},
                     {"key": "old", "value": "of an old Envoy"},
                     {"key": "empty"},
+                    {"key": "unwanted", "raw_value": b"x"},
                 ]
             }
         }
     )
-    assert envoy.headers_of(message.request_headers) == {
+    assert envoy.headers_of(message.request_headers, {":path", "x", "old", "empty", "absent"}) == {
         ":path": "/v1",
         "x": "é",
         "old": "of an old Envoy",
