@@ -20,6 +20,11 @@ _SURGE = 1_000_000
 """Streams that may wait to be taken up: more than Envoy's circuit breaker lets through."""
 
 
+POLL_S = 0.05
+LAST_WORDS_S = 0.2
+"""Once no exchange is left, access-log entries on their way have so long to arrive; Envoy sends them every 50 ms."""
+
+
 class GrpcServer:
     """Built, started and drained once."""
 
@@ -79,4 +84,8 @@ class GrpcServer:
         await self._health.enter_graceful_shutdown()
         self._processor.drain()
         stopping = asyncio.ensure_future(self._server.stop(seconds))
-        await asyncio.wait([stopping])
+        while self._processor.stats.open_streams and not stopping.done():
+            await asyncio.wait([stopping], timeout=POLL_S)
+        # What is still open is the access log, which never ends by itself.
+        await self._server.stop(min(seconds, LAST_WORDS_S))
+        await stopping

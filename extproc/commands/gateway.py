@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import gc
 import signal
-import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from extproc import settings
 from extproc.adapters import admin as admin_port
-from extproc.adapters import eds_files, metrics, processes
+from extproc.adapters import eds_files, metrics
 from extproc.adapters.discovery import Discovery
 from extproc.adapters.dispatcher_socket import DispatcherSocket
 from extproc.adapters.fleet_view import FleetView
@@ -38,8 +36,6 @@ from extproc.ports import Decider, Store
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-RESTART_S = 0.5
-"""Pause before a child that died is started again."""
 FIRST_VIEW_S = 5.0
 """Health checks stay red so long at most while the first snapshot has not come."""
 
@@ -86,7 +82,9 @@ async def work(shell: Shell, address: str, socket: Path) -> None:
     )
     debug = {"dispatcher": lambda: "connected" if decider.connected else "away"}
     tasks = [local.run(), decider.run()]
-    await _serve(shell, address, decider, local, view, store, tasks, [figures], debug)
+    # What is decided and ends alone is in this worker's books only; what the dispatcher takes over leaves them.
+    books = metrics.DispatcherFigures(lambda: local.dispatcher, time.monotonic)
+    await _serve(shell, address, decider, local, view, store, tasks, [figures, books], debug)
 
 
 async def dispatch(shell: Shell, socket: Path) -> None:
@@ -140,56 +138,7 @@ async def _serve(
     log.info("stopped")
 
 
-# --- workers under a parent -------------------------------------------------------------------------------------------
-
-
-async def supervise(shell: Shell, addresses: list[str]) -> None:
-    """Keep one dispatcher and the workers alive until a signal."""
-    with tempfile.TemporaryDirectory(prefix="tokenfleet-") as folder:
-        socket = Path(folder) / "dispatcher.sock"
-        host, first = shell.admin
-        shared = [arg for arg in sys.argv[2:] if arg]
-        commands = {"dispatcher": _argv("dispatcher", shared, socket, f"{host}:{first}", None)}
-        for i, address in enumerate(addresses):
-            commands[f"worker-{i}"] = _argv(
-                "worker", shared, socket, f"{host}:{first + 1 + i if first else 0}", address
-            )
-        stop = _signalled()
-        keepers = [asyncio.ensure_future(_keep(name, argv, stop, shell.drain_s)) for name, argv in commands.items()]
-        log.info("supervising", workers=len(addresses), addresses=addresses)
-        await asyncio.wait(keepers)
-
-
-def _argv(command: str, shared: list[str], socket: Path, admin: str, listen: str | None) -> list[str]:
-    """Return a child's command line: the parent's own options, but for what differs."""
-    own = {"--workers", "--listen", "--admin", "--eds", *(("--drain-s",) if command == "dispatcher" else ())}
-    if command == "dispatcher":
-        own |= {"--tls-certificate", "--tls-key", "--tls-ca"}
-    kept: list[str] = []
-    rest = iter(shared)
-    for arg in rest:
-        name, equals, _ = arg.partition("=")
-        if name not in own:
-            kept.append(arg)
-        elif not equals:
-            next(rest, None)
-    base = [sys.executable, "-m", "extproc", command, *kept, "--socket", str(socket), "--admin", admin]
-    return base if listen is None else [*base, "--listen", listen]
-
-
-async def _keep(name: str, argv: list[str], stop: asyncio.Event, drain_s: float) -> None:
-    stopping = asyncio.ensure_future(stop.wait())
-    while not stop.is_set():
-        process = await asyncio.create_subprocess_exec(
-            *argv, preexec_fn=processes.die_with_parent, start_new_session=True
-        )
-        ended = asyncio.ensure_future(process.wait())
-        await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
-            log.error("child died; starting it again", child=name, status=process.returncode)
-            await asyncio.wait({stopping}, timeout=RESTART_S)
-            continue
-        await processes.Child(name, process, Path("/dev/null")).stop(drain_s + 5)
+# --- pieces ----------------------------------------------------------------------------------------------------------
 
 
 def _store(shell: Shell) -> Store:
@@ -274,7 +223,8 @@ async def _tasks(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[asynci
         failed.cancel()
 
 
-def _signalled() -> asyncio.Event:
+def signalled() -> asyncio.Event:
+    """Return what SIGTERM and Ctrl-C set."""
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
@@ -283,7 +233,7 @@ def _signalled() -> asyncio.Event:
 
 async def _until_stopped(failed: Awaitable[None]) -> None:
     """Wait for a signal; raise what broke if something does first."""
-    stopping = asyncio.ensure_future(_signalled().wait())
+    stopping = asyncio.ensure_future(signalled().wait())
     breaking = asyncio.ensure_future(failed)
     await asyncio.wait({stopping, breaking}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

@@ -1,6 +1,7 @@
 """``tokenfleet serve``: the ext_proc server, in one process or as workers around one dispatcher."""
 
 import asyncio
+import faulthandler
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,11 @@ from extproc import settings
 from extproc.adapters import logs, policy_files
 from extproc.adapters.redis_store import RedisAccess, RedisStore
 from extproc.commands import gateway
+from extproc.commands import workers as workers_under
 from extproc.commands.gateway import Shell
+
+CLOSE_S = 5
+"""Longest close of the event loop once everything has stopped: a task that does not end must not keep the process."""
 
 SocketPath = Annotated[Path, typer.Option("--socket", help="The dispatcher's Unix socket.")]
 
@@ -51,7 +56,7 @@ def serve(
     elif shell.redis is None:
         raise typer.BadParameter("several workers need a Redis to share readings", param_hint="--redis")
     else:
-        _run(gateway.supervise(shell, addresses))
+        _run(workers_under.supervise(shell, addresses))
 
 
 def worker(
@@ -120,6 +125,8 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main)
+            faulthandler.dump_traceback_later(CLOSE_S, exit=True)
+        faulthandler.cancel_dump_traceback_later()
     except OSError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -88,3 +89,25 @@ async def test_a_frozen_dispatcher_is_away_too(client: Client) -> None:
         return not gateway.verdicts()[-1]["alone"]
 
     await eventually(decided, 20)
+
+
+async def test_an_ordered_stop_lets_answers_finish_and_decides_nothing_alone(client: Client) -> None:
+    gateway = client.gateway
+    streams = [asyncio.ensure_future(client.post(a_body(f"{i} y", max_tokens=150, stream=True))) for i in range(20)]
+    await eventually(lambda: gateway.in_flight() == 20)
+    before = len(gateway.verdicts())
+    began = time.monotonic()
+    await asyncio.to_thread(gateway.stop, "server")
+    assert time.monotonic() - began < 15
+    answers = await asyncio.gather(*streams)
+    assert all(one.text.rstrip().endswith("data: [DONE]") for one in answers)
+    assert gateway.verdicts()[before:] == []
+    lost = [line for line in gateway.log("server").read_text().splitlines() if "deciding alone" in line]
+    stopped = gateway.log("server").read_text().rpartition('"event":"draining"')[2]
+    assert "deciding alone" not in stopped, lost[-1]
+    await asyncio.to_thread(gateway.start_server)
+
+    async def served() -> bool:
+        return (await client.post(a_body())).status == 200
+
+    await eventually(served)
