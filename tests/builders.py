@@ -9,7 +9,8 @@ CHAT = "chat-model"
 
 
 def a_profile(**fields: Any) -> Profile:
-    return Profile(**{"name": "default", "a_ms": 10.0, "c_ms": 0.1, "d_ms": 0.02, "e_ms": 40.0} | fields)
+    base: dict[str, Any] = {"name": "default", "a_ms": 10.0, "c_ms": 0.1, "d_ms": 0.02, "e_ms": 40.0}
+    return Profile(**base | fields)
 
 
 def an_instance(name: str = "a-0", site: str = "a", **fields: Any) -> Instance:
@@ -24,7 +25,8 @@ def a_reading(instance: Instance | None = None, **fields: Any) -> Reading:
 
 
 def a_request(**fields: Any) -> Request:
-    return Request(**{"id": "r1", "model": CHAT, "tenant": "default", "prompt_tokens": 1000} | fields)
+    base: dict[str, Any] = {"id": "r1", "model": CHAT, "tenant": "default", "prompt_tokens": 1000}
+    return Request(**base | fields)
 
 
 def a_policy(**files: Any) -> Policy:

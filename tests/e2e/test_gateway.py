@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.e2e.calls import CHAT, Client, a_body, a_client
+from tests.e2e.calls import CHAT, Answer, Client, a_body, a_client
 from tests.e2e.gateway import MODEL, OTHER, Gateway, a_gateway
 from tests.polling import eventually
 
@@ -176,7 +176,7 @@ async def test_an_instance_that_answers_503_is_passed_over_and_counted_to_the_on
         alone = await client.post(a_body(model=OTHER))
         assert alone.status == 503
         gateway.fault("a-0", kind="503")
-        answers = []
+        answers: list[Answer] = []
         while "a-0" not in gateway.resting():  # the access log tells who failed; two in a row and the instance rests
             answers.append(await client.post(a_body(f"question {len(answers)}")))
             assert len(answers) < 40

@@ -46,7 +46,7 @@ def fleet(up: Up) -> dict[str, Any]:
 
 
 def running_of(up: Up) -> float:
-    return sum(one["running"] + one["waiting"] for site in fleet(up)["sites"] for one in site["instances"])
+    return sum(float(one["running"] + one["waiting"]) for site in fleet(up)["sites"] for one in site["instances"])
 
 
 def test_a_real_model_streams_an_answer(up: Up) -> None:

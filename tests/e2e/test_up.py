@@ -40,7 +40,8 @@ class Up:
         return self.text
 
     def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+        found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return found
 
     def child(self, *words: str) -> psutil.Process:
         return next(one for one in self.children() if all(word in " ".join(one.cmdline()) for word in words))
