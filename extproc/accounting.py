@@ -8,7 +8,7 @@ output tokens are estimated from the answer's bytes by a ratio learned from answ
 
 from dataclasses import dataclass, field
 
-from extproc.model import Ending, Outcome, Request
+from extproc.model import Ending, Outcome, Reason, Request
 from extproc.policy import ClassSpec
 
 TTFT_BOUNDS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -44,18 +44,22 @@ class Accounts:
 
     def __init__(self) -> None:
         self.counts: dict[Key, Counts] = {}
+        self.shadow: dict[tuple[str, str], int] = {}
+        """(class, what would have been done) → requests outside the steered share; they are in no other count."""
         self._bytes_per_token: dict[tuple[str, bool], float] = {}
 
     def refuse(self, request: Request, klass: str, reason: str, held_s: float) -> None:
         """Count a refusal; a refused request was offered and missed."""
-        one = self._of(klass, request, "")
+        # A model that does not exist is the caller's own word: it must not become a label.
+        model = "" if reason == Reason.UNKNOWN_MODEL else request.model
+        one = self._of(klass, request.tenant, "", model)
         one.offered += 1
         one.held_s += held_s
         one.refused[reason] = one.refused.get(reason, 0) + 1
 
     def end(self, request: Request, klass: ClassSpec, site: str, held_s: float, outcome: Outcome) -> bool:
         """Count an ending and tell whether it was on target. *site* is empty for a request that never ran."""
-        one = self._of(klass.name, request, site)
+        one = self._of(klass.name, request.tenant, site, request.model)
         ending = outcome.ending or Ending.ABANDONED
         tokens = self._output_tokens(request, outcome)
         one.offered += 1
@@ -77,8 +81,12 @@ class Accounts:
         one.late_tokens += tokens
         return False
 
-    def _of(self, klass: str, request: Request, site: str) -> Counts:
-        return self.counts.setdefault((klass, request.tenant, site, request.model), Counts())
+    def note_shadow(self, klass: str, would: str) -> None:
+        """Count a request outside the steered share."""
+        self.shadow[klass, would] = self.shadow.get((klass, would), 0) + 1
+
+    def _of(self, klass: str, tenant: str, site: str, model: str) -> Counts:
+        return self.counts.setdefault((klass, tenant, site, model), Counts())
 
     def _output_tokens(self, request: Request, outcome: Outcome) -> int:
         key = (request.model, request.stream)

@@ -5,7 +5,7 @@ either in the line, in flight, or gone; in-flight counts return to zero when eve
 names a site that the request may not go to.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +29,7 @@ from extproc.model import (
 from extproc.placement import Place, Placement
 from extproc.policy import ClassSpec, Policy
 from extproc.slomax import admission, classify
-from extproc.slomax.line import Line, Waiting
+from extproc.slomax.line import Like, Line
 from extproc.tokenpilot.health import Health
 from extproc.tokenpilot.ledger import Ledger
 from extproc.tokenpilot.prefix import PrefixIndex
@@ -78,7 +78,10 @@ class Dispatcher:
             return known
         klass = classify.classify(request, self._policy.slomax)
         self._prompt += _LEARNING * (request.prompt_tokens - self._prompt)
-        found = self._place(request, klass, now)
+        if not request.steer:
+            return self._shadow(request, klass, now)
+        # Whoever may go to the same places and waits already goes first.
+        found = None if self._line.has_like(request, klass) else self._place(request, klass, now)
         if isinstance(found, Admit):
             return found
         if isinstance(found, Refuse):
@@ -131,7 +134,7 @@ class Dispatcher:
 
     def adopt(self, request: Request, admit: Admit, now: float) -> None:
         """Take over a request that runs already (admitted by a worker alone, or before this dispatcher started)."""
-        if self._flights.placed(request.id) is not None:
+        if not admit.steer or self._flights.placed(request.id) is not None:
             return
         self.withdraw(request.id)
         slot = self._slots.known(admit.instance, admit.address)
@@ -204,12 +207,31 @@ class Dispatcher:
         return None if found is None else self._admit(request, klass, found, now)
 
     def _admit(self, request: Request, klass: ClassSpec, place: Place, now: float) -> Admit:
+        """Give the request its place."""
+        admit = self._verdict(request, klass, place, now)
+        rows, row = self._placement.rows, place.ranked[0]
+        slot = int(rows.slots[row])
+        prefill, tokens = float(place.prices.uncached[row]), float(place.work.total)
+        flight = Flight(request, klass, admit, slot, prefill, tokens, place.matched.get(slot, 0), admit.why["held"])
+        self._flights.launch(flight, rows, now)
+        return admit
+
+    def _shadow(self, request: Request, klass: ClassSpec, now: float) -> Admit:
+        """Say what would be done, and do nothing."""
+        found = self._placement.find(request, self._prompt, now)
+        if isinstance(found, Place):
+            admit = replace(self._verdict(request, klass, found, now), steer=False, would="admit")
+        else:
+            would = "wait" if found is None else str(found.reason)
+            admit = Admit("", "", "", (), klass.name, steer=False, would=would)
+        self.accounts.note_shadow(klass.name, admit.would)
+        return admit
+
+    def _verdict(self, request: Request, klass: ClassSpec, place: Place, now: float) -> Admit:
         rows, row = self._placement.rows, place.ranked[0]
         site = self.fleet.sites[int(rows.site_of[row])]
-        slot = int(rows.slots[row])
         held = max(0.0, now - request.arrived)
-        percent = self._policy.gateway.steer_percent
-        admit = Admit(
+        return Admit(
             instance=rows.instances[row].name,
             site=site.name,
             cluster=site.cluster,
@@ -217,12 +239,7 @@ class Dispatcher:
             klass=klass.name,
             clusters=self._clusters(place.ranked),
             why=place.prices.why(row) | {"network": cost.network_s(site, self._policy.fleetmind), "held": held},
-            steer=percent >= 100 or float(self._rng.random()) * 100 < percent,
         )
-        prefill, tokens = float(place.prices.uncached[row]), float(place.work.total)
-        flight = Flight(request, klass, admit, slot, prefill, tokens, place.matched.get(slot, 0), held)
-        self._flights.launch(flight, rows, now)
-        return admit
 
     def _clusters(self, ranked: Sequence[int]) -> tuple[str, ...]:
         if not self._policy.gateway.cross_site_retries:
@@ -240,17 +257,14 @@ class Dispatcher:
         if not len(self._line):
             return []
         granted: list[Granted] = []
-        for heads in self._line.heads(self._policy.slomax.look_ahead):
-            if self._placement.any_room(heads[0].request.model):
-                granted += self._grant_from(heads, now)
-        return granted
-
-    def _grant_from(self, heads: Iterable[Waiting], now: float) -> list[Granted]:
-        granted: list[Granted] = []
-        for one in heads:
+        full: set[Like] = set()
+        for one in self._line.heads(self._policy.slomax.look_ahead, self._placement.any_room):
+            if one.like in full:
+                continue
             found = self._place(one.request, one.klass, now)
             if found is None or (isinstance(found, Refuse) and found.reason in _PASSING):
-                continue  # it has a wait of its own; an instance may come back within it
+                full.add(one.like)  # those behind it may go nowhere else
+                continue
             self._line.remove(one.request.id)
             if isinstance(found, Refuse):
                 found = self._refused(one.request, found, now)

@@ -119,7 +119,7 @@ class Flights:
         """Return who served, or failed last; where no address tells, the host at that place of the list."""
         if outcome.served is not None:
             return self._slots.at(outcome.served)
-        if outcome.attempts < 1 or not flight.admit.steer:
+        if outcome.attempts < 1:
             return None
         if outcome.attempts == 1:
             return flight.slot
@@ -129,7 +129,7 @@ class Flights:
         """Credit or blame; *served* is ``None`` for nobody of ours."""
         if outcome.ending in (None, Ending.ABANDONED):
             return
-        tried = flight.admit.hosts[: max(0, outcome.attempts - 1)] if flight.admit.steer else ()
+        tried = flight.admit.hosts[: max(0, outcome.attempts - 1)]
         failed = {slot for one in tried if one != outcome.served and (slot := self._slots.at(one)) is not None}
         hung = outcome.ending is Ending.TIMED_OUT and outcome.ttft_s is None
         if (outcome.ending is Ending.FAILED or hung) and served is not None:

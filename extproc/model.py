@@ -50,6 +50,8 @@ class Request:
     subset: frozenset[str] | None = None
     """Addresses that an upstream picker allows (Gateway API); ``None`` allows all."""
     debug: bool = False
+    steer: bool = True
+    """False outside the share that the policy steers: decided, logged and counted, never held, refused or charged."""
     arrived: float = 0.0
 
 
@@ -197,7 +199,9 @@ class Admit:
     why: Mapping[str, float] = field(default_factory=dict)
     """Term → seconds; ``held`` is the wait at the gateway."""
     steer: bool = True
-    """False in shadow mode: decided, logged and counted, not enforced."""
+    """False in shadow mode: not enforced; ``would`` says what would have been done, and there may be no hosts."""
+    would: str = ""
+    """In shadow mode: ``admit``, ``wait``, or the reason of a refusal."""
     alone: bool = False
     """Decided by a worker whose dispatcher is away."""
 

@@ -127,7 +127,11 @@ class Gateway(Section):
     """``gateway.yaml``: what this gateway does with requests before and after the decision."""
 
     steer_percent: Percent = Field(
-        100.0, description="Share of requests that are really steered; the rest is decided, logged and counted only."
+        100.0,
+        description=(
+            "Share of requests that are steered; the rest is decided, logged and counted, and goes home unrouted: "
+            "never held, refused or counted on an instance, and not checked for permission or residency."
+        ),
     )
     other_paths: Literal["pass", "refuse"] = Field(
         "pass",
@@ -466,7 +470,7 @@ class SloMaxPolicy(Section):
         ge=1,
         le=1024,
         description=(
-            "Waiting requests of each class and model that are looked at on a change; "
+            "Waiting requests that are looked at on a change, of each class and of those that may run in the same places; "
             "raising it finds better pairs and costs time."
         ),
     )

@@ -130,3 +130,12 @@ def test_an_answer_without_tokens_or_bytes_teaches_nothing() -> None:
     accounts.end(a_request(), KLASS, "a", 0.0, an_outcome(output_tokens=9, body_bytes=0))
     accounts.end(a_request(), KLASS, "a", 0.0, an_outcome(ending=Ending.FAILED, output_tokens=None, body_bytes=45))
     assert next(iter(accounts.counts.values())).wasted_tokens == 10
+
+
+def test_models_that_do_not_exist_are_one_label() -> None:
+    accounts = Accounts()
+    for i in range(5000):
+        accounts.refuse(a_request(model=f"invented-{i}"), "standard", Reason.UNKNOWN_MODEL, 0.0)
+    ((key, counts),) = accounts.counts.items()
+    assert key == ("standard", "default", "", "")
+    assert counts.refused == {Reason.UNKNOWN_MODEL: 5000}

@@ -698,11 +698,50 @@ def test_an_instance_that_leaves_with_requests_in_flight_leaves_no_count_behind(
 # --- shadow -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("percent", "low", "high"), [(0, 0, 0), (25, 190, 310), (100, 1000, 1000)])
-def test_only_the_share_that_the_policy_says_is_steered(percent: float, low: int, high: int) -> None:
-    world = World(a_policy(gateway={"steer_percent": percent}, fleet=sites(), slomax={"max_in_flight": 9999}))
-    steered = sum(world.admit().steer for _ in range(1000))
-    assert low <= steered <= high
+def test_what_is_not_steered_is_decided_and_takes_no_place() -> None:
+    world = World()
+    verdict = world.admit(steer=False, blocks=(1, 2, 3))
+    assert (verdict.steer, verdict.would, verdict.site) == (False, "admit", "a")
+    assert world.dispatcher.total_in_flight() == 0
+    assert world.dispatcher.index_blocks() == 0
+    assert world.dispatcher.accounts.shadow == {("standard", "admit"): 1}
+    assert world.dispatcher.accounts.counts == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "would"),
+    [
+        ({}, "wait"),
+        ({"model": "no-such-model"}, "unknown_model"),
+        ({"residency": frozenset({"mars"})}, "residency"),
+    ],
+)
+def test_what_is_not_steered_is_never_held_or_refused(fields: dict[str, Any], would: str) -> None:
+    world = busy()
+    verdict = world.admit(steer=False, **fields)
+    assert (verdict.steer, verdict.would, verdict.hosts) == (False, would, ())
+    assert world.dispatcher.waiting() == {}
+    assert world.dispatcher.accounts.counts == {}
+
+
+# --- the line across queues -------------------------------------------------------------------------------------------
+
+
+def test_those_bound_to_a_full_site_do_not_keep_others_waiting() -> None:
+    world = World(a_policy(fleet=sites(), slomax=ONE))
+    american = [f"r{i}" for i in range(1, 5) if world.admit().site == "b"]
+    for i in range(40):
+        world.wait(id=f"eu{i}", residency=frozenset({"eu"}))
+    world.wait(id="any")
+    assert set(world.end(american[0])) == {"any"}
+
+
+def test_a_newcomer_waits_behind_those_who_are_alike() -> None:
+    world = busy()
+    world.wait(id="first")
+    world.dispatcher._ledger.requests[0] = 0  # a place that nobody has told the line of yet
+    world.wait(id="second")
+    assert list(world.tick()) == ["first"]
 
 
 # --- retries that may change the site ---------------------------------------------------------------------------------

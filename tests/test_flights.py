@@ -224,18 +224,6 @@ def test_blocks_that_a_cut_request_took_back_return_with_the_one_that_completes(
     assert holders(world) == {0: 3}
 
 
-def test_in_shadow_mode_nobody_is_credited_but_who_is_known_to_have_served() -> None:
-    world = World()
-    world.launch(steer=False)
-    world.end(Outcome(Ending.FAILED, 503, attempts=2))
-    assert world.health.resting(1.0) == []
-    assert holders(world) == {}
-    world.launch("r2", steer=False)
-    world.end(Outcome(Ending.COMPLETED, 200, served=B1), "r2")
-    assert holders(world) == {3: 3}
-    assert world.sites() == {"a": {"failed": 1}, "b": {"completed": 1}}
-
-
 def test_an_instance_that_left_the_snapshot_still_gives_its_place_back() -> None:
     world = World()
     world.launch()

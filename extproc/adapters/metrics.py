@@ -46,6 +46,14 @@ class DispatcherFigures(Collector):
         yield _by("tokenfleet_requests_ended", "Requests by how they ended", "ending", counts, lambda c: c.endings)
         yield _ttft(counts)
         yield _labelled(
+            CounterMetricFamily(
+                "tokenfleet_shadow_verdicts",
+                "What would have been done outside the steered share",
+                labels=["class", "would"],
+            ),
+            dispatcher.accounts.shadow.items(),
+        )
+        yield _labelled(
             GaugeMetricFamily("tokenfleet_requests_held", "Requests waiting at the gateway", labels=["class"]),
             (((klass,), count) for klass, count in dispatcher.waiting().items()),
         )

@@ -155,7 +155,7 @@ class RemoteDecider:
         asked = self._asked.pop(request_id, None)
         if asked is None or asked[1].done():
             return  # its client has gone, and the settlement is on its way
-        if isinstance(verdict, Admit):
+        if isinstance(verdict, Admit) and verdict.steer:
             self._running[request_id] = (asked[0], verdict)
         asked[1].set_result(verdict)
 
@@ -181,6 +181,6 @@ class RemoteDecider:
         self.stats.alone += 1
         self._asked.pop(request.id, None)
         marked = replace(verdict, alone=True)
-        if isinstance(marked, Admit):
+        if isinstance(marked, Admit) and marked.steer:
             self._running[request.id] = (request, marked)
         return marked

@@ -7,9 +7,10 @@ abort would cut the running response). The same holds when the server drains.
 
 import asyncio
 import itertools
+import random
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -100,6 +101,8 @@ class Stream:
         self._task = asyncio.current_task()
         self._parked = False
         self._dismissed = False
+        percent = processor.policy.gateway.steer_percent
+        self._steered = percent >= 100 or random.random() * 100 < percent  # noqa: S311 - a share, not a secret
 
     async def run(self) -> None:
         """Serve until Envoy ends the stream."""
@@ -172,7 +175,7 @@ class Stream:
         self._call = openai.classify_path(method, headers.get(":path", ""))
         if self._call is not None:
             return envoy.decode(message, inference=True)
-        refused = processor.policy.gateway.other_paths == "refuse" or not openai.passes(method)
+        refused = self._steered and (processor.policy.gateway.other_paths == "refuse" or not openai.passes(method))
         processor.stats.passed += not refused
         return envoy.decode(message, refused=refused)
 
@@ -209,9 +212,13 @@ class Stream:
         processor = self._processor
         request = processor.reader.read(self._id, self._headers, self._metadata, body, processor.clock())
         if isinstance(request, openai.BadRequest):
-            self._bad = request
             self._count_unreadable(request.status)
+            if not self._steered:  # the engine may answer what we cannot read
+                return table.Decided(Admit("", "", "", (), "", steer=False, would=f"unreadable_{request.status}"))
+            self._bad = request
             return table.Unreadable()
+        if not self._steered:
+            request = replace(request, steer=False)
         self._request = request
         self._headers, self._metadata = {}, {}  # a held request keeps only what it needs
         if processor.policy.gateway.alter_body != "never":
@@ -257,6 +264,7 @@ class Stream:
                 "hosts": verdict.hosts,
                 "prompt_tokens": request.prompt_tokens,
                 "why": verdict.why,
+                "would": verdict.would,
                 "alone": verdict.alone,
             }
         else:

@@ -1,18 +1,32 @@
 """Who waits at the gateway, and in which order they are looked at.
 
-One queue per class and model, so that a model without room never blocks another one. Queues are looked at by class
-priority, then by the first arrival in them; inside a queue the first to arrive is first, also when a request is offered
-again after a broken connection, since its first arrival time comes with it.
+A queue holds requests that are *alike*: of one class, and alike in all that decides where they may run (model, tenant,
+residency, subset). Where the first of a queue finds no room, those behind it find none either; other queues do not wait
+for it. Looked at by class priority, then by arrival across all queues of that priority. The first to arrive is first
+also when a request is offered again after a broken connection, since its first arrival time comes with it.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
 
 from extproc.model import Request
 from extproc.policy import ClassSpec
+
+Like = tuple[str, str, str, frozenset[str] | None, frozenset[str] | None]
+"""Class, model, tenant, residency, subset."""
+
+_MOST_QUEUES = 256
+"""Queues looked at on one change, the longest waiting first: callers may send any residency."""
+_SLACK = 1024
+"""Entries of requests that have left, which the list of deadlines may keep beside as many as wait."""
+
+
+def like(request: Request, klass: ClassSpec) -> Like:
+    """Return what decides where *request* may run, and its class."""
+    return (klass.name, request.model, request.tenant, request.residency, request.subset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +37,7 @@ class Waiting:
     klass: ClassSpec
     until: float
     order: tuple[float, int]
+    like: Like
 
 
 class Line:
@@ -30,7 +45,7 @@ class Line:
 
     def __init__(self) -> None:
         self._by_id: dict[str, Waiting] = {}
-        self._queues: dict[tuple[str, str], SortedDict[tuple[float, int], Waiting]] = {}
+        self._queues: dict[Like, SortedDict[tuple[float, int], Waiting]] = {}
         self._per_class: dict[str, int] = {}
         self._expiry: list[tuple[float, str]] = []
         self._count = 0
@@ -56,9 +71,9 @@ class Line:
     def add(self, request: Request, klass: ClassSpec, until: float) -> Waiting:
         """Let *request* wait until *until* at most."""
         self._count += 1
-        one = Waiting(request, klass, until, (request.arrived, self._count))
+        one = Waiting(request, klass, until, (request.arrived, self._count), like(request, klass))
         self._by_id[request.id] = one
-        self._queues.setdefault((klass.name, request.model), SortedDict())[one.order] = one
+        self._queues.setdefault(one.like, SortedDict())[one.order] = one
         self._per_class[klass.name] = self._per_class.get(klass.name, 0) + 1
         heapq.heappush(self._expiry, (until, request.id))
         return one
@@ -68,19 +83,31 @@ class Line:
         one = self._by_id.pop(request_id, None)
         if one is None:
             return None
-        key = (one.klass.name, one.request.model)
-        queue = self._queues[key]
+        queue = self._queues[one.like]
         del queue[one.order]
         if not queue:
-            del self._queues[key]
+            del self._queues[one.like]
         self._per_class[one.klass.name] -= 1
+        if len(self._expiry) > 2 * len(self._by_id) + _SLACK:
+            self._expiry = [(waiting.until, name) for name, waiting in self._by_id.items()]
+            heapq.heapify(self._expiry)
         return one
 
-    def heads(self, look_ahead: int) -> Iterator[list[Waiting]]:
-        """Yield the first *look_ahead* of each queue, in the order in which they are looked at."""
-        order = sorted(self._queues.values(), key=lambda q: (-q.peekitem(0)[1].klass.priority, q.keys()[0]))
-        for queue in order:
-            yield list(queue.values()[:look_ahead])
+    def has_like(self, request: Request, klass: ClassSpec) -> bool:
+        """Tell whether somebody waits who may run exactly where *request* may."""
+        return bool(self._by_id) and like(request, klass) in self._queues
+
+    def heads(self, look_ahead: int, worth: Callable[[str], bool]) -> Iterator[Waiting]:
+        """Yield those to be looked at, in order: the first *look_ahead* of each queue whose model is *worth* it."""
+        models = {model: worth(model) for model in {name for _, name, *_ in self._queues}}
+        firsts = [queue.peekitem(0)[1] for key, queue in self._queues.items() if models[key[1]]]
+        firsts.sort(key=lambda one: (-one.klass.priority, one.order))
+        by_priority: dict[int, list[list[Waiting]]] = {}
+        for first in firsts[:_MOST_QUEUES]:
+            queue = self._queues[first.like]
+            by_priority.setdefault(first.klass.priority, []).append(list(queue.values()[:look_ahead]))
+        for queues in by_priority.values():
+            yield from heapq.merge(*queues, key=lambda one: one.order)
 
     def expired(self, now: float) -> list[Waiting]:
         """Take out and return those whose wait is over, the longest overdue first."""

@@ -50,7 +50,28 @@ async def test_in_shadow_mode_everything_is_decided_and_only_the_share_is_steere
             verdicts = gateway.verdicts()
             assert [(one["verdict"], one["site"]) for one in verdicts] == [("shadow", "b")] * 8
             assert gateway.metric("tokenfleet_verdicts_total", verdict="shadow") == 8
-            await eventually(lambda: gateway.in_flight() == 0)
+            assert gateway.metric("tokenfleet_shadow_verdicts_total", would="admit") == 8
+            assert gateway.in_flight() == 0, "what is not steered takes no place"
+            # What would be refused is answered by an engine, in the engine's own words.
+            unknown = await client.post(a_body(model="no-such-model"))
+            assert (unknown.status, unknown.instance[0]) == (404, "a")
+            unlawful = await client.post(a_body(), headers={"x-tenant": "euro", "tokenfleet-residency": "us"})
+            assert unlawful.status == 200
+            garbled = await client.post(b"not json")
+            assert garbled.instance.startswith("a-")
+            elsewhere = await client.post(a_body(), "/v1/unheard-of")
+            assert elsewhere.instance.startswith("a-")
+            assert gateway.metric("tokenfleet_shadow_verdicts_total", would="unknown_model") == 1
+            assert gateway.metric("tokenfleet_shadow_verdicts_total", would="residency") == 1
+
+
+async def test_in_shadow_mode_nobody_is_held(tmp_path: Path) -> None:
+    slomax = {"max_in_flight": 1, "classes": [{"name": "standard", "longest_wait_ms": 20000}]}
+    with a_gateway(tmp_path, files={"gateway": {"steer_percent": 0}, "slomax": slomax}) as gateway:
+        async with a_client(gateway) as client:
+            calls = [client.post(a_body(f"{i} owls", max_tokens=50)) for i in range(12)]
+            assert {one.status for one in await asyncio.gather(*calls)} <= {200, 404}
+            assert gateway.metric("tokenfleet_held_seconds_total") == 0
 
 
 async def test_other_paths_are_refused_where_the_policy_says_so(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ def added(line: Line, name: str, klass: ClassSpec = LOW, until: float = 10.0, **
     line.add(a_request(id=name, **fields), klass, until)
 
 
-def looked_at(line: Line, look_ahead: int = 8) -> list[list[str]]:
-    return [[one.request.id for one in heads] for heads in line.heads(look_ahead)]
+def looked_at(line: Line, look_ahead: int = 8, worth: tuple[str, ...] | None = None) -> list[str]:
+    return [one.request.id for one in line.heads(look_ahead, lambda model: worth is None or model in worth)]
 
 
 def test_a_queue_is_in_order_of_first_arrival_whenever_it_was_offered() -> None:
@@ -24,7 +24,7 @@ def test_a_queue_is_in_order_of_first_arrival_whenever_it_was_offered() -> None:
     added(line, "third", arrived=3.0)
     added(line, "first", arrived=1.0)
     added(line, "second", arrived=1.0)
-    assert looked_at(line) == [["first", "second", "third"]]
+    assert looked_at(line) == ["first", "second", "third"]
 
 
 def test_queues_are_looked_at_by_priority_then_by_who_came_first() -> None:
@@ -32,14 +32,42 @@ def test_queues_are_looked_at_by_priority_then_by_who_came_first() -> None:
     added(line, "low-old", LOW, model="m", arrived=0.0)
     added(line, "high-new", HIGH, model="m", arrived=5.0)
     added(line, "high-old", HIGH, model="n", arrived=4.0)
-    assert looked_at(line) == [["high-old"], ["high-new"], ["low-old"]]
+    assert looked_at(line) == ["high-old", "high-new", "low-old"]
+
+
+def test_unlike_requests_of_a_class_are_looked_at_in_order_of_arrival() -> None:
+    line = Line()
+    eu = frozenset({"eu"})
+    for i, residency in enumerate((eu, None, eu, None)):
+        added(line, f"r{i}", arrived=float(i), residency=residency)
+    assert looked_at(line) == ["r0", "r1", "r2", "r3"]
+    assert line.has_like(a_request(residency=eu), LOW)
+    assert not line.has_like(a_request(residency=frozenset({"us"})), LOW)
+    assert not line.has_like(a_request(), HIGH)
+
+
+def test_models_that_are_not_worth_it_are_not_looked_at() -> None:
+    line = Line()
+    added(line, "m", model="m")
+    added(line, "n", model="n")
+    assert looked_at(line, worth=("n",)) == ["n"]
+
+
+def test_deadlines_of_those_who_have_left_are_forgotten() -> None:
+    line = Line()
+    for i in range(10_000):
+        added(line, f"r{i}", until=600.0)
+        line.remove(f"r{i}")
+    assert len(line._expiry) <= 1025
+    added(line, "last", until=1.0)
+    assert [one.request.id for one in line.expired(1.0)] == ["last"]
 
 
 def test_only_so_many_of_a_queue_are_looked_at() -> None:
     line = Line()
     for i in range(5):
         added(line, f"r{i}", arrived=float(i))
-    assert looked_at(line, 2) == [["r0", "r1"]]
+    assert looked_at(line, 2) == ["r0", "r1"]
 
 
 def test_who_has_left_is_gone_and_leaving_twice_is_nothing() -> None:
@@ -54,7 +82,7 @@ def test_who_has_left_is_gone_and_leaving_twice_is_nothing() -> None:
     assert line.get("one") is None
     assert len(line) == 1
     assert line.counts() == {"low": 0, "high": 1}
-    assert looked_at(line) == [["two"]]
+    assert looked_at(line) == ["two"]
 
 
 def test_a_wait_is_over_at_its_time_and_not_before() -> None:
@@ -106,7 +134,5 @@ def test_a_line_is_what_a_plain_list_would_be(steps: list[tuple[str, int, float,
         assert len(line) == len(plain)
         for one in (HIGH, LOW):
             assert line.of_class(one.name) == sum(row[2] is one for row in plain.values())
-        queues: dict[tuple[str, str], list[str]] = {}
-        for one_name in sorted(plain, key=lambda key: plain[key][:2]):
-            queues.setdefault((plain[one_name][2].name, plain[one_name][3]), []).append(one_name)
-        assert sorted(looked_at(line, 100)) == sorted(queues.values())
+        order = sorted(plain, key=lambda key: (-plain[key][2].priority, *plain[key][:2]))
+        assert looked_at(line, 100) == order
