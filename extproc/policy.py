@@ -470,8 +470,8 @@ class SloMaxPolicy(Section):
         ge=1,
         le=1024,
         description=(
-            "Waiting requests that are looked at on a change, of each class and of those that may run in the same places; "
-            "raising it finds better pairs and costs time."
+            "Waiting requests that are looked at on a change, of each class and of those that may run in the same "
+            "places; raising it finds better pairs and costs time."
         ),
     )
 
