@@ -141,7 +141,7 @@ class Flights:
             self._health.served(served)
         if served != flight.slot or not answered:
             self._index.discard(flight.slot, flight.request.blocks[flight.matched :])
-        if answered and served is not None:
+        if answered and served is not None and not self._index.holds(served, flight.request.blocks):
             # Also where it was expected: a parallel request that was cut may have taken shared blocks back.
             self._note_blocks(flight, served, rows, now)
 

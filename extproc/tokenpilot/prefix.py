@@ -77,6 +77,11 @@ class PrefixIndex:
             _note(found, alive, _depth(len(marks)))
         return found
 
+    def holds(self, slot: int, blocks: Sequence[int]) -> bool:
+        """Tell whether *slot* is believed to hold all of *blocks*, as far as their marks tell."""
+        unmarked = _STRIDE - 1 if len(blocks) > _DENSE else 0
+        return len(blocks) - self.match(blocks).get(slot, 0) <= unmarked
+
     def insert(self, slot: int, blocks: Sequence[int], now: float, capacity: int) -> None:
         """Note that *slot* holds *blocks*, of which it can hold *capacity* in all."""
         one = self._slots.setdefault(slot, _Slot())

@@ -202,3 +202,15 @@ def test_a_prefix_used_again_and_again_does_not_grow_what_is_kept_of_it() -> Non
         index.insert(0, a_chain(50, 0), float(now), 100)
     assert index._slots[0].touched <= 450
     assert index.match(a_chain(50)) == {0: 50}
+
+
+def test_all_of_a_prompt_is_held_or_not() -> None:
+    index = PrefixIndex(600.0)
+    for count in (3, 64, 200):
+        blocks = tuple(range(count * 1000, count * 1000 + count))
+        assert not index.holds(1, blocks)
+        index.insert(1, blocks, 0.0, 10_000)
+        assert index.holds(1, blocks)
+        assert not index.holds(2, blocks)
+    assert not index.holds(1, (*range(3000, 3003), 9))
+    assert index.holds(1, ())
